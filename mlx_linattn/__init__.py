@@ -1,0 +1,1 @@
+"""mlx_linattn: linear-attention hybrid language models on Apple Silicon and anywhere else MLX runs."""

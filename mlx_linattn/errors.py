@@ -1,0 +1,37 @@
+"""Every error a user can cause, in one tree.
+
+A message is one sentence that says what is wrong, where, what was found and what was expected, and what to do.
+Command-line programs print it on one line and exit with status 2; any other exception is a bug.
+"""
+
+
+class LinAttnError(Exception):
+    """Base class of all errors that a user can mend."""
+
+
+class CheckpointError(LinAttnError):
+    """A model folder, a config or a weight file cannot be used as it is."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """No architecture file answers for this model."""
+
+
+class ShapeError(LinAttnError, ValueError):
+    """An array does not have the shape that an operation documents."""
+
+
+class StateError(LinAttnError, ValueError):
+    """A state does not belong to this model, or does not reach back far enough."""
+
+
+class ConvertError(LinAttnError):
+    """A conversion cannot be started or finished."""
+
+
+class TokenizerError(LinAttnError):
+    """A tokenizer or chat template is missing or cannot be used."""
+
+
+class RequestError(LinAttnError, ValueError):
+    """The arguments of a call make no sense together."""

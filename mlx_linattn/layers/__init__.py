@@ -1,0 +1,43 @@
+"""Layers read specs and call ops; they know no model family."""
+
+from __future__ import annotations
+
+import mlx.nn as nn
+
+from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, MoeSpec, ResidualSpec
+from .attention import Attention
+from .gated_delta import GatedDelta
+from .mlp import Mlp
+from .moe import Moe
+from .norm import RMSNorm
+
+BUILDS = {GatedDeltaSpec: GatedDelta, AttentionSpec: Attention, MlpSpec: Mlp, MoeSpec: Moe}
+
+
+class Layer(nn.Module):
+    """One mixer and one MLP, each joined to the residual stream as its ResidualSpec says."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, norm_eps: float):
+        super().__init__()
+        self.spec = spec
+        self.mixer_norm = RMSNorm(hidden_size, norm_eps)
+        self.mixer = BUILDS[type(spec.mixer)](spec.mixer, hidden_size)
+        if spec.mlp is not None:
+            self.mlp_norm = RMSNorm(hidden_size, norm_eps)
+            self.mlp = BUILDS[type(spec.mlp)](spec.mlp, hidden_size)
+
+    def __call__(self, x, state, span):
+        x = _join(x, self.mixer_norm, lambda y: self.mixer(y, state, span), self.spec.mixer_residual)
+        return x if self.spec.mlp is None else _join(x, self.mlp_norm, self.mlp, self.spec.mlp_residual)
+
+
+def _join(x, norm, f, residual: ResidualSpec):
+    if residual.norm == "before":
+        return x + f(norm(x))
+    if residual.norm == "after":
+        return x + norm(f(x))
+    carried = norm(x)
+    return residual.alpha * carried + residual.beta * f(carried)
+
+
+__all__ = ["BUILDS", "Layer", "RMSNorm"]

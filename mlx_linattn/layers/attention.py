@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .. import ops
+from ..spec import AttentionSpec
+from ..state import KVState
+from .norm import RMSNorm
+
+
+class Attention(nn.Module):
+    """Grouped-query softmax attention, optionally with per-head norms of q and k and a sigmoid output gate."""
+
+    def __init__(self, spec: AttentionSpec, hidden_size: int):
+        super().__init__()
+        self.spec = spec
+        queries = spec.heads * spec.head_dim
+        self.q_proj = nn.Linear(hidden_size, queries * (2 if spec.output_gate else 1), bias=spec.bias)
+        self.k_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
+        self.v_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
+        self.o_proj = nn.Linear(queries, hidden_size, bias=spec.bias)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+
+    def make_state(self) -> KVState:
+        return KVState()
+
+    def __call__(self, x, state: KVState, span):
+        spec = self.spec
+        B, T, _ = x.shape
+        q = self.q_proj(x).reshape(B, T, spec.heads, -1)
+        if spec.output_gate:  # each head's rows are [query | gate]
+            q, gate = q[..., : spec.head_dim], q[..., spec.head_dim :].reshape(B, T, -1)
+        k = self.k_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim)
+        v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
+        if spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
+        keys, values = state.append(k, v, span.starts)
+        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, starts=span.starts)
+        o = o.swapaxes(1, 2).reshape(B, T, -1)
+        return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
+
+    def _rotate(self, x, span):
+        rope = self.spec.rope
+        if rope is None:
+            return x
+        return mx.fast.rope(x, rope.dims, traditional=rope.interleaved, base=rope.theta, scale=1.0, offset=span.offset)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .. import ops
+from ..spec import GatedDeltaSpec
+from ..state import RecurrentState
+
+
+class GatedDelta(nn.Module):
+    """Gated DeltaNet (Yang et al. 2024). Its state is one convolution window and one matrix per value head."""
+
+    float32 = ("A_log", "dt_bias", "norm_weight")
+
+    def __init__(self, spec: GatedDeltaSpec, hidden_size: int):
+        super().__init__()
+        self.spec = spec
+        values = spec.value_heads * spec.value_dim
+        self.in_proj_qkv = nn.Linear(hidden_size, spec.conv_channels, bias=False)
+        self.in_proj_z = nn.Linear(hidden_size, values, bias=False)
+        self.in_proj_b = nn.Linear(hidden_size, spec.value_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden_size, spec.value_heads, bias=False)
+        self.conv_weight = mx.zeros((spec.conv_channels, spec.conv_width))
+        self.A_log = mx.zeros((spec.value_heads,))
+        self.dt_bias = mx.zeros((spec.value_heads,))
+        self.norm_weight = mx.ones((spec.value_dim,))
+        self.out_proj = nn.Linear(values, hidden_size, bias=False)
+
+    def make_state(self) -> RecurrentState:
+        return RecurrentState(2)  # window, matrix
+
+    def __call__(self, x, state: RecurrentState, span):
+        spec = self.spec
+        window, matrix = state.arrays
+        y, *state.arrays = ops.delta_mixer(
+            self.in_proj_qkv(x), self.in_proj_a(x), self.in_proj_b(x), self.in_proj_z(x),
+            conv_weight=self.conv_weight, A_log=self.A_log, dt_bias=self.dt_bias, norm_weight=self.norm_weight,
+            window=window, state=matrix, key_heads=spec.key_heads, value_heads=spec.value_heads, key_dim=spec.key_dim,
+            value_dim=spec.value_dim, beta_scale=spec.beta_scale, eps=spec.norm_eps, lengths=span.lengths,
+        )  # fmt: skip
+        return self.out_proj(y)

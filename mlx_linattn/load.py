@@ -1,0 +1,89 @@
+"""From a folder, a Hub id or ``demo`` to a model that is ready to run."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from .model import Model
+
+DEMO = "demo"
+FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
+    """The local folder of a model: a folder, ``demo``, or a Hub id that is downloaded (or found in the cache)."""
+    if str(path_or_id) == DEMO and not Path(DEMO).is_dir():
+        return Path(str(resources.files("mlx_linattn") / "data" / DEMO))
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} is a file; give the folder that holds config.json and the weights")
+    text = str(path_or_id)
+    if text.startswith((".", "/", "~")) or text.count("/") != 1 or "\\" in text:
+        raise CheckpointError(f"{text}: no such folder, and not a Hub id such as Qwen/Qwen3.5-4B either")
+    return _download(text, revision)
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+    except HFValidationError as error:
+        raise CheckpointError(f"{repository}: no such folder, and not a Hub id either ({error})") from error
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{repository}: its owner asks you to accept terms first: open its page on the Hub, then run `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"{repository}: has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repository}: no such folder here and no such model on the Hub (or it is private: run `hf auth login`)"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{repository}: not in the local cache and not to be had from the Hub now ({reason})") from error
+
+
+def load_model(path_or_id: str | Path, lazy: bool = False, *, revision: str | None = None, dtype: Any = None) -> tuple[Model, dict]:
+    """A model without its tokenizer, and its config.
+
+    Args:
+        path_or_id: a folder, a Hub id, or ``demo``.
+        lazy: leave the weights on disk until they are first used.
+        revision: branch, tag or commit on the Hub.
+        dtype: "float32", "float16" or "bfloat16" (or the mlx dtype) for the weights; as stored by default.
+            Norms, decays and routers are float32 in any case.
+    """
+    import mlx.core as mx
+
+    from .arch import family
+    from .checkpoint import Checkpoint
+    from .model import Model
+    from .weights import load_weights
+
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise RequestError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        dtype = getattr(mx, dtype)
+    checkpoint = Checkpoint(resolve(path_or_id, revision))
+    module = family(checkpoint.config)
+    model = Model(module.spec(checkpoint.config))
+    load_weights(model, checkpoint, module, dtype, lazy)
+    return model, checkpoint.config

@@ -1,0 +1,78 @@
+"""A model from its spec: embedding, layers, norm, head. Called as mlx_lm's models are: ``model(ids, cache) -> logits``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .errors import RequestError
+from .layers import Layer, RMSNorm
+from .spec import ModelSpec
+from .state import ModelState
+
+
+class Model(nn.Module):
+    def __init__(self, spec: ModelSpec):
+        super().__init__()
+        self.spec = spec
+        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = [Layer(layer, spec.hidden_size, spec.norm_eps) for layer in spec.layers]
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        if not spec.tied:
+            self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+
+    @property
+    def model_type(self) -> str:
+        return self.spec.model_type
+
+    def make_cache(self) -> ModelState:
+        """A fresh state: what this model remembers of zero tokens."""
+        return ModelState([layer.mixer.make_state() for layer in self.layers])
+
+    def __call__(
+        self,
+        ids,
+        cache: ModelState | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        left_padding: Sequence[int] | None = None,
+    ):
+        """Logits [B, T, V] of ``ids`` [B, T], read after what ``cache`` holds; the cache is brought up to date in place.
+
+        Args:
+            lengths: real tokens of each row, for rows padded on the right.
+            left_padding: padding tokens before each row, for rows padded on the left.
+                A padded token changes no state; its logits mean nothing.
+        """
+        ids = mx.array(ids)
+        if left_padding is None:
+            return self.logits(self.hidden_states(ids, cache, lengths=lengths))
+        if lengths is not None:
+            raise RequestError("give lengths (padding on the right) or left_padding, not both")
+        T = ids.shape[1]
+        columns = mx.arange(T)
+        shift = mx.array(list(left_padding))[:, None]
+        # Layers know padding on the right only: turn each row, and turn its logits back.
+        ids = mx.take_along_axis(ids, (columns + shift) % T, axis=1)
+        logits = self.logits(self.hidden_states(ids, cache, lengths=[T - n for n in left_padding]))
+        return mx.take_along_axis(logits, ((columns - shift) % T)[..., None], axis=1)
+
+    def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
+        """The last hidden states [B, T, H], after the final norm, of ``ids`` [B, T]."""
+        state = self.make_cache() if cache is None else cache
+        span = state.span(*ids.shape, lengths)
+        x = self.embed(ids)
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
+        for layer, layer_state in zip(self.layers, state):
+            x = layer(x, layer_state, span)
+        state.advance(span)
+        return self.norm(x)
+
+    def logits(self, hidden):
+        """Logits [..., V] of hidden states [..., H]. Ask for the rows you need: a whole prompt's logits are large."""
+        logits = self.embed.as_linear(hidden) if self.spec.tied else self.head(hidden)
+        cap = self.spec.logit_softcap
+        return logits if cap is None else cap * mx.tanh(logits / cap)

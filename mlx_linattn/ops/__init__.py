@@ -1,0 +1,28 @@
+"""The operations. Each has one public function, a float32 reference, a path in plain MLX, and a kernel where one pays.
+
+Shape letters, here and everywhere: B batch, T tokens of this call, S tokens in a cache, H hidden size or query heads,
+Hk and Hv key and value heads, Dk and Dv their widths, C channels of a convolution or tokens of a chunk, K taps, E experts.
+"""
+
+from .attention import attention
+from .backend import BACKENDS, forced_backend, use_backend
+from .conv import short_conv
+from .delta_mixer import delta_mixer
+from .gates import delta_decay, write_strength
+from .norm import l2_normalize, norm_then_gate, rms_norm
+from .recurrence import recurrence
+
+__all__ = [
+    "BACKENDS",
+    "attention",
+    "delta_decay",
+    "delta_mixer",
+    "forced_backend",
+    "l2_normalize",
+    "norm_then_gate",
+    "recurrence",
+    "rms_norm",
+    "short_conv",
+    "use_backend",
+    "write_strength",
+]

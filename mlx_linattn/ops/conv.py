@@ -1,0 +1,44 @@
+"""Causal depthwise short convolution that carries its last K-1 inputs."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..errors import ShapeError
+from . import reference
+from .backend import forced_backend
+
+
+def short_conv(x, weight, bias=None, window=None, *, silu: bool = True, lengths=None):
+    """y_t = silu(sum_i weight[:, i] x_{t-K+1+i} + bias), computed in float32.
+
+    Args:
+        x: [B, T, C].  weight: [C, K], the last tap multiplies the current token.  bias: [C] or None.
+        window: [B, K-1, C], the inputs before x, oldest first; None for zeros.
+        lengths: [B] integers; inputs at and after a row's length never enter its window.
+
+    Returns:
+        y [B, T, C] and the new window [B, K-1, C], both in x's dtype.
+    """
+    B, T, C = x.shape
+    K = weight.shape[1]
+    if weight.shape[0] != C:
+        raise ShapeError(f"short_conv: weight has shape {tuple(weight.shape)}, expected ({C}, K) for x {tuple(x.shape)}")
+    window = mx.zeros((B, K - 1, C), x.dtype) if window is None else window
+    if tuple(window.shape) != (B, K - 1, C):
+        raise ShapeError(f"short_conv: window has shape {tuple(window.shape)}, expected {(B, K - 1, C)}")
+    past = mx.concatenate([window.astype(x.dtype), x], axis=1)  # [B, K-1+T, C]
+    taps = weight.astype(mx.float32)
+    if forced_backend() == "reference":
+        y = reference.short_conv(x.astype(mx.float32), taps, bias, past[:, : K - 1].astype(mx.float32))
+    else:
+        y = sum(past[:, i : i + T].astype(mx.float32) * taps[:, i] for i in range(K))
+        y = y if bias is None else y + bias.astype(mx.float32)
+    y = y * mx.sigmoid(y) if silu else y
+    if lengths is None:
+        # Not a view of `past`: a window must not keep a whole prompt's activations alive.
+        new_window = mx.contiguous(past[:, T:])
+    else:
+        rows = lengths[:, None] + mx.arange(K - 1)  # row r's last K-1 real inputs end at K-1 + lengths[r]
+        new_window = mx.take_along_axis(past, rows[..., None], axis=1)
+    return y.astype(x.dtype), new_window

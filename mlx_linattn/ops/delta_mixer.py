@@ -1,0 +1,45 @@
+"""Everything between the projections of a gated-delta layer, as one operation that a kernel can take over whole."""
+
+from __future__ import annotations
+
+from .conv import short_conv
+from .gates import delta_decay, write_strength
+from .norm import l2_normalize, norm_then_gate
+from .recurrence import recurrence
+
+
+def delta_mixer(
+    qkv, a, b, z, *, conv_weight, A_log, dt_bias, norm_weight, window, state,
+    key_heads: int, value_heads: int, key_dim: int, value_dim: int,
+    lower_bound: float | None = None, beta_scale: float = 1.0, output_gate: str = "silu", eps: float = 1e-6, lengths=None,
+):  # fmt: skip
+    """Short convolution, l2-norms, gates, delta rule and gated norm (Gated DeltaNet; with a vector gate, Kimi Delta Attention).
+
+        [q | k | v] = silu(conv(qkv));  q = l2(q) Dk^-1/2;  k = l2(k)
+        S = decay * S;  S = S + k (x) beta (v - S^T k);  o = S^T q
+        y = rms_norm(o) * norm_weight * output_gate(z)
+
+    Args:
+        qkv: [B, T, 2 Hk Dk + Hv Dv].  a: [B, T, Hv] or [B, T, Hv Dk] (vector decay).  b: [B, T, Hv].  z: [B, T, Hv Dv].
+        conv_weight: [2 Hk Dk + Hv Dv, K].  A_log: [Hv].  dt_bias: as a's last axis.  norm_weight: [Dv] float32.
+        window: [B, K-1, 2 Hk Dk + Hv Dv] or None.  state: [B, Hv, Dv, Dk] float32 or None.
+        lower_bound: None for the softplus gate.  beta_scale: 2 where beta reaches 2.  output_gate: "silu" or "sigmoid".
+        lengths: [B] integers, real tokens of each right-padded row.
+
+    Returns:
+        y [B, T, Hv Dv] in qkv's dtype, the new window and the new state.
+    """
+    B, T, _ = qkv.shape
+    qkv, window = short_conv(qkv, conv_weight, window=window, lengths=lengths)
+    split = key_heads * key_dim
+    q = qkv[..., :split].reshape(B, T, key_heads, key_dim)
+    k = qkv[..., split : 2 * split].reshape(B, T, key_heads, key_dim)
+    v = qkv[..., 2 * split :].reshape(B, T, value_heads, value_dim)
+    if a.shape[-1] != value_heads:
+        a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
+    decay = delta_decay(a, A_log, dt_bias, lower_bound)
+    o, state = recurrence(
+        l2_normalize(q) * key_dim**-0.5, l2_normalize(k), v, decay, write_strength(b, beta_scale), state, delta=True, lengths=lengths
+    )
+    y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
+    return y.reshape(B, T, value_heads * value_dim), window, state

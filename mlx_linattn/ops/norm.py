@@ -1,0 +1,23 @@
+"""Root-mean-square norms. Weights are float32 and already hold 1 + w where a checkpoint stores w."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def rms_norm(x, weight, eps: float):
+    """x / rms(x) * weight over the last axis, in float32, returned in x's dtype."""
+    return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
+
+
+def norm_then_gate(x, weight, gate, eps: float, activation: str):
+    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
+    gate32 = gate.astype(mx.float32)
+    opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
+    return (mx.fast.rms_norm(x.astype(mx.float32), weight, eps) * opened).astype(x.dtype)
+
+
+def l2_normalize(x, eps: float = 1e-6):
+    """x / sqrt(sum(x^2) + eps) over the last axis, in float32."""
+    D = x.shape[-1]
+    return mx.fast.rms_norm(x.astype(mx.float32), None, eps / D) * D**-0.5

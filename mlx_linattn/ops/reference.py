@@ -1,0 +1,47 @@
+"""The operations as their formulas, in float32, one token at a time. Slow, short and trusted: everything else equals this."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def recurrence(q, k, v, decay, beta, state, delta):
+    """S_t = a_t * S_{t-1} + b_t (v_t - d a_t * S_{t-1} k_t) k_t^T,  o_t = S_t q_t;  S is [Dv, Dk], so a_t scales its columns.
+
+    q, k [B, T, Hv, Dk]; v [B, T, Hv, Dv]; decay [B, T, Hv, 1 or Dk]; beta [B, T, Hv]; state [B, Hv, Dv, Dk]; all float32.
+    """
+    outputs = []
+    for t in range(q.shape[1]):
+        q_t, k_t, v_t = q[:, t], k[:, t], v[:, t]
+        state = state * decay[:, t, :, None, :]
+        recalled = (state * k_t[:, :, None, :]).sum(-1) if delta else 0  # [B, Hv, Dv]
+        update = beta[:, t, :, None] * (v_t - recalled)
+        state = state + update[..., None] * k_t[:, :, None, :]
+        outputs.append((state * q_t[:, :, None, :]).sum(-1))
+    return mx.stack(outputs, axis=1), state
+
+
+def short_conv(x, weight, bias, window):
+    """y_t = sum_i weight[:, i] * x_{t - K + 1 + i} + bias over [window, x]; x [B, T, C], weight [C, K], window [B, K-1, C]."""
+    K = weight.shape[1]
+    past = mx.concatenate([window, x], axis=1)
+    rows = [(past[:, t : t + K] * weight.T).sum(1) for t in range(x.shape[1])]
+    y = mx.stack(rows, axis=1)
+    return y if bias is None else y + bias
+
+
+def diagonal_scan(a, u, state):
+    """h_t = a_t * h_{t-1} + u_t; a, u [B, T, W], state [B, W]."""
+    outputs = []
+    for t in range(a.shape[1]):
+        state = a[:, t] * state + u[:, t]
+        outputs.append(state)
+    return mx.stack(outputs, axis=1), state
+
+
+def attention(q, k, v, scale, mask):
+    """softmax(scale q k^T + mask) v; q [B, H, T, D], k, v [B, Hkv, S, D], mask [B or 1, 1, T, S] of booleans."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
+    scores = scale * (q @ k.swapaxes(-1, -2))
+    return mx.softmax(mx.where(mask, scores, -mx.inf), axis=-1) @ v

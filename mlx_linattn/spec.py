@@ -1,0 +1,111 @@
+"""What a model is, as frozen data without MLX: the one thing that ``arch`` makes and ``layers`` read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary positions on the first ``dims`` features of a head."""
+
+    dims: int
+    theta: float
+    interleaved: bool = False  # rotate neighbours (2i, 2i+1) instead of halves
+
+
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """Gated DeltaNet: one decay per value head and token, one short convolution over [q | k | v]."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    norm_eps: float
+    beta_scale: float = 1.0
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention with grouped keys and values."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeSpec | None
+    norm_eps: float
+    qk_norm: bool = False
+    output_gate: bool = False  # q_proj also yields a sigmoid gate for each output feature
+    bias: bool = False
+    window: int | None = None  # each token sees the last ``window`` tokens, itself included
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """down(silu(gate x) * up x)."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of MLPs: each token goes through the ``top_k`` experts that score best, and through a shared MLP.
+
+    softmax router: scores are softmax(logits).  sigmoid router: scores are sigmoid(logits).
+    Choice: the best ``top_k`` of score (+ ``correction_bias``), only within the ``top_groups`` best of ``groups`` equal
+    groups, a group's worth being the sum of its two best. Weights: the scores without the bias, divided by their sum
+    where ``renormalize``, times ``scaling``.
+    """
+
+    experts: int
+    top_k: int
+    size: int
+    shared_size: int  # 0: no shared MLP
+    router: str = "softmax"  # or "sigmoid"
+    renormalize: bool = True
+    scaling: float = 1.0
+    correction_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    shared_gate: bool = False  # a sigmoid gate of its own scales the shared MLP
+
+
+@dataclass(frozen=True)
+class ResidualSpec:
+    """How a sub-layer f and its norm join the residual stream x.
+
+    before   x + f(norm(x))                       (almost everyone)
+    after    x + norm(f(x))                       (OLMo's attention)
+    carried  alpha norm(x) + beta f(norm(x))      (MiniMax-Text-01)
+    """
+
+    norm: str = "before"
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    mixer: GatedDeltaSpec | AttentionSpec
+    mlp: MlpSpec | MoeSpec | None
+    mixer_residual: ResidualSpec = ResidualSpec()
+    mlp_residual: ResidualSpec = ResidualSpec()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    tied: bool  # the output head is the embedding
+    max_positions: int
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None  # c tanh(logits / c)

@@ -1,0 +1,59 @@
+"""The steps that a layout may name, on MLX arrays. All are lazy, and all but ``add`` only move numbers."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .layout import Take
+
+
+def stack(arrays):
+    return [mx.stack(arrays)]
+
+
+def concat(arrays, axis=0):
+    return [mx.concatenate(arrays, axis=axis)]
+
+
+def add(arrays, number):
+    """In float32, where the sum of a bfloat16 weight and 1 is exact for all that matters."""
+    return [array.astype(mx.float32) + number for array in arrays]
+
+
+def move_axis(arrays, source, target):
+    return [mx.moveaxis(array, source, target) for array in arrays]
+
+
+def squeeze(arrays, axis):
+    return [mx.squeeze(array, axis) for array in arrays]
+
+
+def reshape(arrays, *shape):
+    return [array.reshape(*shape) for array in arrays]
+
+
+def part(arrays, axis, index, count):
+    """The ``index``-th of ``count`` equal parts."""
+    return [mx.split(array, count, axis=axis)[index] for array in arrays]
+
+
+def ungroup(arrays, groups, sizes, wanted):
+    """Rows stored group by group, [groups][sizes[0] rows, sizes[1] rows, ...]: all groups' ``wanted`` pieces, piece by piece."""
+    result = []
+    for array in arrays:
+        grouped = array.reshape(groups, -1, *array.shape[1:])
+        edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        pieces = [grouped[:, edges[i] : edges[i + 1]].reshape(-1, *array.shape[1:]) for i in wanted]
+        result.append(mx.concatenate(pieces, axis=0))
+    return result
+
+
+STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, part, ungroup)}
+
+
+def apply(take: Take, arrays: list[mx.array]) -> mx.array:
+    """The tensor that ``take`` describes, from its sources in order."""
+    for name, *arguments in take.steps:
+        arrays = STEPS[name](arrays, *arguments)
+    (array,) = arrays
+    return array

@@ -1,0 +1,151 @@
+"""From a checkpoint's tensors to a model's parameters. Every tensor is used, or dropped for a reason, or an error."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from . import encodings, transform
+from .checkpoint import Checkpoint
+from .errors import CheckpointError
+from .layout import Take, drop_reason, locate, published_sources, unprefixed
+from .model import Model
+from .spec import ModelSpec, MoeSpec
+
+log = logging.getLogger(__name__)
+
+
+class Tensors:
+    """A checkpoint's tensors under their names in MLX layout, whichever layout they are stored in."""
+
+    def __init__(self, checkpoint: Checkpoint, family: ModuleType, spec: ModelSpec):
+        self.checkpoint, self.family = checkpoint, family
+        self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
+        self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
+        self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
+        self._used: set[str] = set()
+        packed = {name.removesuffix("_packed") for name in self.stored if name.endswith("_packed")}
+        self._present = self.stored.keys() | packed
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.stored
+
+    def take(self, name: str) -> Take:
+        """How the tensor ``name`` of MLX layout is made from what is stored."""
+        if self.checkpoint.is_mlx:
+            return published_sources(name, (), self._present, 0)
+        return published_sources(name, self.family.PUBLISHED, self._present, self.experts)
+
+    def encoding(self, source: str) -> encodings.Encoding:
+        """How a stored tensor's numbers are written."""
+        found = encodings.find(source, self._infos)
+        if found is None:
+            raise CheckpointError(f"tensor {source!r} is stored without the scales that its format needs")
+        return found
+
+    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
+        """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``."""
+        take = self.take(name)
+        arrays = []
+        for source in take.sources:
+            encoding = self.encoding(source)
+            self._used |= set(encoding.parts)
+            array = encodings.decode(encoding, [self.checkpoint.read(self.stored[part]) for part in encoding.parts])
+            arrays.append(array if encoding.kind == "plain" else array.astype(decoded_dtype))
+        return transform.apply(take, arrays)
+
+    def leftover(self) -> dict[str, str]:
+        """Stored tensors that nothing used, with the reason why not; raises CheckpointError where there is none."""
+        dropped = {}
+        for plain, name in self.stored.items():
+            if plain in self._used:
+                continue
+            reason = drop_reason(plain, self.family.DROPPED)
+            if reason is None and encodings.ACTIVATION_SCALE.match(plain):
+                reason = "scale for quantised activations, which are not used here"
+            if reason is None:
+                raise CheckpointError(
+                    f"{self.checkpoint.folder}: tensor {name!r} is used by nothing in a {self.checkpoint.config['model_type']} model; "
+                    "the checkpoint and its config.json do not belong together, or this version does not know the tensor"
+                )
+            dropped[name] = reason
+        return dropped
+
+
+def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool]] | None:
+    """The (default, overrides by module) of a config in MLX layout, or None where nothing is quantized."""
+    block = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(block, dict) or "group_size" not in block or "bits" not in block:
+        return None
+    default = {key: block[key] for key in ("group_size", "bits")} | {"mode": block.get("mode", "affine")}
+    overrides = {unprefixed(f"{path}.", prefixes)[:-1]: value for path, value in block.items() if isinstance(value, (dict, bool))}
+    return default, overrides
+
+
+def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Take]) -> None:
+    """Turn those modules quantized whose scales are in the checkpoint."""
+    found = quantization(tensors.checkpoint.config, tensors.family.PREFIXES)
+
+    def choose(path: str, module: nn.Module):
+        if not hasattr(module, "to_quantized"):
+            return False
+        place = locate(path, names).sources[0]
+        if f"{place}.scales" not in tensors:
+            return False
+        if found is None:
+            raise CheckpointError(f"tensor {place + '.scales'!r} is there, but config.json has no quantization block")
+        default, overrides = found
+        wanted = overrides.get(place, default)
+        return {**default, **wanted} if isinstance(wanted, dict) else default
+
+    nn.quantize(model, class_predicate=choose)
+
+
+def float32_parameters(model: Model) -> set[str]:
+    """Parameters that stay float32 whatever dtype a model is loaded in."""
+    return {
+        f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in getattr(module, "float32", ()) if name in module
+    }
+
+
+def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False) -> None:
+    """Fill ``model`` from ``checkpoint``. Reads nothing until every name and shape is known to fit."""
+    tensors = Tensors(checkpoint, family, model.spec)
+    names = dict(family.names(model.spec))
+    if checkpoint.is_mlx:
+        prepare_quantized(model, tensors, names)
+    pinned = float32_parameters(model)
+    decoded = dtype or stored_dtype(checkpoint.config)
+    loaded = {}
+    for parameter, placeholder in tree_flatten(model.parameters()):
+        take = locate(parameter, names)
+        array = transform.apply(take, [tensors.read(source, decoded) for source in take.sources])
+        if array.shape != placeholder.shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, but config.json asks for {list(placeholder.shape)}"
+            )
+        if parameter in pinned:
+            array = array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
+        elif dtype is not None and mx.issubdtype(array.dtype, mx.floating):
+            array = array.astype(dtype)
+        loaded[parameter] = mx.contiguous(array)
+    for name, reason in tensors.leftover().items():
+        log.debug("not loaded: %s (%s)", name, reason)
+    checkpoint.close()
+    model.update(tree_unflatten(list(loaded.items())))
+    if not lazy:
+        for array in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
+            mx.eval(array)
+
+
+def stored_dtype(config: dict) -> mx.Dtype:
+    """The dtype that a config says the weights have; bfloat16 where it does not say."""
+    for part in (config, config.get("text_config") or {}):
+        name = part.get("dtype") or part.get("torch_dtype")
+        if name in ("float32", "float16", "bfloat16"):
+            return getattr(mx, name)
+    return mx.bfloat16
