@@ -42,7 +42,9 @@ def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 2 <= length <= min(LARGEST_HEADER, total - 8):
-                raise CheckpointError(f"{file}: not a safetensors file, or cut off inside its header ({total} bytes); download it again")
+                raise CheckpointError(
+                    f"{file}: not a safetensors file, or cut off inside its header ({total} bytes); download it again"
+                )
             header = json.loads(stream.read(length))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
@@ -64,9 +66,13 @@ def _parse(file: Path, header: object, room: int) -> tuple[dict[str, TensorInfo]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file}: header entry of {name!r} is damaged; download the file again") from error
         if not whole:
-            raise CheckpointError(f"{file}: tensor {name!r} has dtype {dtype!r} and shape {list(shape)}, which this version cannot read")
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has dtype {dtype!r} and shape {list(shape)}, which this version cannot read"
+            )
         if end - begin != info.nbytes:
-            raise CheckpointError(f"{file}: tensor {name!r} spans {end - begin} bytes, but {dtype} {list(shape)} needs {info.nbytes}")
+            raise CheckpointError(
+                f"{file}: tensor {name!r} spans {end - begin} bytes, but {dtype} {list(shape)} needs {info.nbytes}"
+            )
         tensors[name] = info
         spans.append((begin, end, name))
     _check_spans(file, sorted(spans), room)
@@ -77,7 +83,9 @@ def _check_spans(file: Path, spans: list[tuple[int, int, str]], room: int) -> No
     reached = 0
     for begin, end, name in spans:
         if begin < reached:
-            raise CheckpointError(f"{file}: tensor {name!r} overlaps another one; the file is damaged, download it again")
+            raise CheckpointError(
+                f"{file}: tensor {name!r} overlaps another one; the file is damaged, download it again"
+            )
         if end > room:
             raise CheckpointError(
                 f"{file}: cut off: tensor {name!r} ends at byte {end} of the data, the file has {room}; download it again"
@@ -111,7 +119,9 @@ class Checkpoint:
             twice = self.tensors.keys() & tensors.keys()
             if twice:
                 name = min(twice)
-                raise CheckpointError(f"{folder}: tensor {name!r} is in both {self.tensors[name].file.name} and {file.name}")
+                raise CheckpointError(
+                    f"{folder}: tensor {name!r} is in both {self.tensors[name].file.name} and {file.name}"
+                )
             self.tensors |= tensors
             formats.add(metadata.get("format"))
         self._check_index()
@@ -137,19 +147,27 @@ class Checkpoint:
             raise CheckpointError(f"{file}: has no weight_map")
         for name, shard in places.items():
             if not isinstance(shard, str) or "/" in shard or "\\" in shard or shard in ("", ".", ".."):
-                raise CheckpointError(f"{file}: tensor {name!r} is said to lie in {shard!r}, which is not a file of this folder")
+                raise CheckpointError(
+                    f"{file}: tensor {name!r} is said to lie in {shard!r}, which is not a file of this folder"
+                )
             if name in self.tensors or not shard.startswith("model"):
                 continue
             if not (self.folder / shard).exists():
-                raise CheckpointError(f"{self.folder}: shard {shard} is missing (tensor {name!r} lies in it); download it again")
-            raise CheckpointError(f"{self.folder}: {shard} lacks tensor {name!r} that {INDEX} places there; download it again")
+                raise CheckpointError(
+                    f"{self.folder}: shard {shard} is missing (tensor {name!r} lies in it); download it again"
+                )
+            raise CheckpointError(
+                f"{self.folder}: {shard} lacks tensor {name!r} that {INDEX} places there; download it again"
+            )
 
     def _is_mlx(self, formats: set) -> bool:
         """Whether the tensors are in MLX layout. Said by the files' metadata, never guessed from shapes."""
         if formats == {"mlx"}:
             return True
         if "mlx" in formats:
-            raise CheckpointError(f"{self.folder}: some shards are in MLX layout and some are not; they are from different downloads")
+            raise CheckpointError(
+                f"{self.folder}: some shards are in MLX layout and some are not; they are from different downloads"
+            )
         return False
 
     @cached_property

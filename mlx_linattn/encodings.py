@@ -46,7 +46,9 @@ def find(name: str, tensors: Mapping) -> Encoding | None:
     if name not in tensors:
         return None
     if tensors[name].dtype.startswith("F8"):
-        raise CheckpointError(f"tensor {name!r} is {tensors[name].dtype} but has no scale beside it ({name}_scale_inv or {name}_scale)")
+        raise CheckpointError(
+            f"tensor {name!r} is {tensors[name].dtype} but has no scale beside it ({name}_scale_inv or {name}_scale)"
+        )
     return Encoding("plain", (name,))
 
 

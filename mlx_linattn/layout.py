@@ -93,7 +93,9 @@ def published_sources(name: str, published: Iterable[Published], present: Collec
     nearest = max(ways, key=lambda way: sum(source in present for source in way.sources))
     missing = [source for source in nearest.sources if source not in present]
     more = f" (and {len(missing) - 1} more like it)" if len(missing) > 1 else ""
-    raise CheckpointError(f"tensor {missing[0]!r} is missing from the checkpoint{more}: is a shard missing, or the download incomplete?")
+    raise CheckpointError(
+        f"tensor {missing[0]!r} is missing from the checkpoint{more}: is a shard missing, or the download incomplete?"
+    )
 
 
 def _expand(way: Take, match: re.Match, experts: int) -> Take:

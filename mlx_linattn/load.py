@@ -58,10 +58,14 @@ def _download(repository: str, revision: str | None) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise CheckpointError(f"{repository}: not in the local cache and not to be had from the Hub now ({reason})") from error
+        raise CheckpointError(
+            f"{repository}: not in the local cache and not to be had from the Hub now ({reason})"
+        ) from error
 
 
-def load_model(path_or_id: str | Path, lazy: bool = False, *, revision: str | None = None, dtype: Any = None) -> tuple[Model, dict]:
+def load_model(
+    path_or_id: str | Path, lazy: bool = False, *, revision: str | None = None, dtype: Any = None
+) -> tuple[Model, dict]:
     """A model without its tokenizer, and its config.
 
     Args:

@@ -163,7 +163,9 @@ class ModelState(Sequence):
         """The next call's span; ``counts`` are the real tokens of each row, all T by default."""
         starts = self.counts or (0,) * B
         if len(starts) != B:
-            raise StateError(f"this state holds {len(starts)} rows, the input has {B}: use a state of its own for another batch")
+            raise StateError(
+                f"this state holds {len(starts)} rows, the input has {B}: use a state of its own for another batch"
+            )
         return Span(starts, tuple(counts) if counts is not None else (T,) * B, T)
 
     def advance(self, span: Span) -> None:
@@ -181,7 +183,9 @@ class ModelState(Sequence):
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to ``snapshot`` exactly. Raises StateError where it lies ahead, was overwritten, or is another model's."""
         if len(snapshot.layers) != len(self.layers):
-            raise StateError(f"the snapshot has {len(snapshot.layers)} layers, this state {len(self.layers)}: it is another model's")
+            raise StateError(
+                f"the snapshot has {len(snapshot.layers)} layers, this state {len(self.layers)}: it is another model's"
+            )
         if not self.reaches(snapshot):
             raise StateError(
                 f"cannot restore this state of {self.offset} tokens to {max(snapshot.counts)}: "

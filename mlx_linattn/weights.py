@@ -82,7 +82,9 @@ def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool
     if not isinstance(block, dict) or "group_size" not in block or "bits" not in block:
         return None
     default = {key: block[key] for key in ("group_size", "bits")} | {"mode": block.get("mode", "affine")}
-    overrides = {unprefixed(f"{path}.", prefixes)[:-1]: value for path, value in block.items() if isinstance(value, (dict, bool))}
+    overrides = {
+        unprefixed(f"{path}.", prefixes)[:-1]: value for path, value in block.items() if isinstance(value, (dict, bool))
+    }
     return default, overrides
 
 
@@ -108,11 +110,16 @@ def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Tak
 def float32_parameters(model: Model) -> set[str]:
     """Parameters that stay float32 whatever dtype a model is loaded in."""
     return {
-        f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in getattr(module, "float32", ()) if name in module
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name in getattr(module, "float32", ())
+        if name in module
     }
 
 
-def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False) -> None:
+def load_weights(
+    model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False
+) -> None:
     """Fill ``model`` from ``checkpoint``. Reads nothing until every name and shape is known to fit."""
     tensors = Tensors(checkpoint, family, model.spec)
     names = dict(family.names(model.spec))
@@ -138,7 +145,9 @@ def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype
     checkpoint.close()
     model.update(tree_unflatten(list(loaded.items())))
     if not lazy:
-        for array in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
+        for (
+            array
+        ) in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
             mx.eval(array)
 
 

@@ -57,7 +57,9 @@ class Config:
             kinds = [full if (i + 1) % max(interval, 1) == 0 else linear for i in range(count)]
         unknown = [kind for kind in kinds if kind not in (linear, full)]
         if unknown:
-            raise CheckpointError(f"config.json: layer_types holds {unknown[0]!r}, but only {linear!r} and {full!r} are supported")
+            raise CheckpointError(
+                f"config.json: layer_types holds {unknown[0]!r}, but only {linear!r} and {full!r} are supported"
+            )
         if len(kinds) != count:
             raise CheckpointError(f"config.json: layer_types has {len(kinds)} entries, num_hidden_layers is {count}")
         return kinds
@@ -69,4 +71,6 @@ class Config:
         if kind != "default":
             raise CheckpointError(f"config.json: rope_type is {kind!r}, but only 'default' is supported")
         factor = found.get("partial_rotary_factor", self.number("partial_rotary_factor", partial))
-        return RopeSpec(dims=int(head_dim * factor), theta=float(found.get("rope_theta", self.number("rope_theta", theta))))
+        return RopeSpec(
+            dims=int(head_dim * factor), theta=float(found.get("rope_theta", self.number("rope_theta", theta)))
+        )

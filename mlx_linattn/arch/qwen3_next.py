@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from ..layout import Take
 from ..spec import GatedDeltaSpec, ModelSpec
 from . import qwen3_5
-from .qwen3_5 import DROPPED, PUBLISHED, QUANTIZE, spec  # noqa: F401 - the same for this family
 
 MODEL_TYPES = ("qwen3_next",)
-MLX_TYPES: dict[str, str] = {}
+MLX_TYPES: dict[str, str] = {}  # stock mlx_lm knows this one by its own name
 MLX_PREFIX = ""
 PREFIXES = ()
+PUBLISHED, DROPPED, QUANTIZE = qwen3_5.PUBLISHED, qwen3_5.DROPPED, qwen3_5.QUANTIZE
+
+
+def spec(config: dict) -> ModelSpec:
+    return qwen3_5.spec(config)
 
 
 def names(spec: ModelSpec) -> Iterator[tuple[str, str | Take]]:

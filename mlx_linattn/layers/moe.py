@@ -30,7 +30,6 @@ class ExpertLinear(nn.Module):
         return mx.gather_mm(x.astype(mx.float32), wide, rhs_indices=experts).astype(x.dtype)
 
     def to_quantized(self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_):
-        E, outputs, inputs = self.weight.shape
         quantized = QuantizedExpertLinear(group_size, bits, mode)
         packed = mx.quantize(self.weight, group_size, bits, mode=mode)
         quantized.update(dict(zip(("weight", "scales", "biases"), packed)))

@@ -108,7 +108,7 @@ def recurrence(q, k, v, decay, beta, state, delta, chunk):
     Returns o [B, T, Hv, Dv] and the state after the last token. ``chunk`` is C = 8 * 2^n.
     """
     B, T, Hv, Dv = v.shape
-    Hk, Dk = k.shape[2:]
+    Hk = k.shape[2]
     C, N = chunk, -(-T // chunk)
     scalar = decay.shape[-1] == 1
 

@@ -23,7 +23,9 @@ def short_conv(x, weight, bias=None, window=None, *, silu: bool = True, lengths=
     B, T, C = x.shape
     K = weight.shape[1]
     if weight.shape[0] != C:
-        raise ShapeError(f"short_conv: weight has shape {tuple(weight.shape)}, expected ({C}, K) for x {tuple(x.shape)}")
+        raise ShapeError(
+            f"short_conv: weight has shape {tuple(weight.shape)}, expected ({C}, K) for x {tuple(x.shape)}"
+        )
     window = mx.zeros((B, K - 1, C), x.dtype) if window is None else window
     if tuple(window.shape) != (B, K - 1, C):
         raise ShapeError(f"short_conv: window has shape {tuple(window.shape)}, expected {(B, K - 1, C)}")

@@ -39,7 +39,14 @@ def delta_mixer(
         a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
     decay = delta_decay(a, A_log, dt_bias, lower_bound)
     o, state = recurrence(
-        l2_normalize(q) * key_dim**-0.5, l2_normalize(k), v, decay, write_strength(b, beta_scale), state, delta=True, lengths=lengths
+        l2_normalize(q) * key_dim**-0.5,
+        l2_normalize(k),
+        v,
+        decay,
+        write_strength(b, beta_scale),
+        state,
+        delta=True,
+        lengths=lengths,
     )
     y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
     return y.reshape(B, T, value_heads * value_dim), window, state

@@ -1,0 +1,81 @@
+"""Tiny checkpoints and the comparisons that every model family must pass."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+FIXTURES = Path(__file__).parent / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+
+from seeded_fixtures import load_golden, materialize  # noqa: E402
+
+__all__ = ["FIXTURES", "assert_close", "check_golden", "golden", "largest_difference", "materialize", "tolerance"]
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    return load_golden(FIXTURES / name)
+
+
+def tolerance(name: str) -> float:
+    """The absolute logit difference that counts as equal in float32."""
+    return json.loads((FIXTURES / "index.json").read_text())[name]["tolerance"]
+
+
+def largest_difference(got, expected) -> float:
+    got, expected = np.array(got, np.float64), np.array(expected, np.float64)
+    assert got.shape == expected.shape, f"shape {got.shape}, expected {expected.shape}"
+    assert np.isfinite(got).all(), "not finite"
+    return float(np.abs(got - expected).max(initial=0.0))
+
+
+def assert_close(got, expected, within: float, what: str = "") -> None:
+    difference = largest_difference(got, expected)
+    assert difference <= within, f"{what}: off by {difference:.2e}, allowed {within:.0e}"
+
+
+def check_golden(model, name: str) -> None:
+    """Prefill, decoding, prefill in pieces, a long prompt and a left-padded batch against the reference's logits."""
+    want, within = golden(name), tolerance(name)
+    ids, T = want["input_ids"], want["input_ids"].shape[1]
+
+    cache = model.make_cache()
+    assert_close(model(ids, cache), want["logits_prefill"], within, "prefill")
+    assert cache.counts == (T,)
+    steps = [model(want["decode_ids"][:, i : i + 1], cache) for i in range(want["decode_ids"].shape[1])]
+    assert_close(mx.concatenate(steps, axis=1), want["logits_decode"], within, "decode")
+
+    for cut in (int(want["chunk_split"]), 1, 2, 8, T - 1):
+        cache = model.make_cache()
+        pieces = [model(ids[:, :cut], cache), model(ids[:, cut:], cache)]
+        assert_close(mx.concatenate(pieces, axis=1), want["logits_chunked"], within, f"prefill cut at {cut}")
+
+    tail = want["long_logits_tail"]
+    assert_close(model(want["long_input_ids"])[:, -tail.shape[1] :], tail, within, "long prompt")
+
+    real = want["pad_mask"].astype(bool)
+    logits = model(want["pad_input_ids"], left_padding=(~real).sum(1).tolist())
+    assert_close(np.array(logits)[real], want["pad_logits"][real], within, "left-padded batch")
+    check_padding(model, want, within)
+
+
+def check_padding(model, want, within: float) -> None:
+    """Rows of different lengths, read in two calls and then decoded, are each what they are alone."""
+    ids = np.concatenate([want["long_input_ids"][:, :40], want["long_input_ids"][:, 50:90]])
+    first, second = [20, 9], [7, 16]
+    batch, T = model.make_cache(), max(first)
+    padded = np.stack([np.pad(ids[r, : first[r]], (0, T - first[r])) for r in (0, 1)])
+    model(padded, batch, lengths=first)
+    T = max(second)
+    padded = np.stack([np.pad(ids[r, first[r] : first[r] + second[r]], (0, T - second[r])) for r in (0, 1)])
+    model(padded, batch, lengths=second)
+    ends = [first[r] + second[r] for r in (0, 1)]
+    assert batch.counts == tuple(ends)
+    step = model(np.stack([ids[r, ends[r] : ends[r] + 1] for r in (0, 1)]), batch)
+    for r in (0, 1):
+        alone = model(ids[r : r + 1, : ends[r] + 1])[:, -1]
+        assert_close(step[r], alone, within, f"row {r} of a ragged batch")
