@@ -49,6 +49,9 @@ class RecurrentState:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
 
+    def reset(self) -> None:
+        self.arrays = [None] * len(self.arrays)
+
     def snapshot(self) -> Any:
         return tuple(self.arrays)
 
@@ -98,6 +101,10 @@ class KVState:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
+
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self.length = 0
 
     def snapshot(self) -> Any:
         return self.length
@@ -170,6 +177,13 @@ class ModelState(Sequence):
 
     def advance(self, span: Span) -> None:
         self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for layer in self.layers:
+            layer.reset()
+        self.counts = ()
+        self._restored_to.append(())
 
     def snapshot(self) -> Snapshot:
         layers = tuple(layer.snapshot() for layer in self.layers)
