@@ -65,6 +65,7 @@ def prepare(
     dtype: str | None = None,
     *,
     revision: str | None = None,
+    dequantize: bool = False,
     keep_mtp: bool = False,
 ) -> Conversion:
     """A planned conversion; arguments as in :func:`convert`. Raises CheckpointError where the source cannot be used as it is."""
@@ -80,8 +81,11 @@ def prepare(
         raise RequestError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
     if not quantize and (q_bits is not None or q_group_size is not None or q_mode != "affine"):
         raise RequestError("bits, group size or mode are given, but quantize (-q) is not")
+    if quantize and dequantize:
+        raise RequestError("choose either quantize or dequantize, not both")
     options = Options(
         quantization=Quantization.make(q_bits, q_group_size, q_mode) if quantize else None,
+        dequantize=dequantize,
         dtype=next((code for code, name in folder.NAMES.items() if name == dtype), None),
         keep_mtp=keep_mtp,
     )
@@ -99,6 +103,7 @@ def convert(
     dtype: str | None = None,
     *,
     revision: str | None = None,
+    dequantize: bool = False,
     keep_mtp: bool = False,
     progress: Progress | None = None,
     shard_size: int | None = None,
@@ -110,6 +115,7 @@ def convert(
         dtype: "float32", "float16" or "bfloat16" for everything else; what the config says by default.
             Decays and other gate parameters are float32 in any case.
         revision: branch, tag or commit on the Hub.
+        dequantize: turn quantized weights into plain numbers.
         keep_mtp: keep the multi-token-prediction head, unchanged, in ``mtp.safetensors``.
         progress: see :meth:`Conversion.write`.
         shard_size: largest weight file in bytes, 5 GiB by default.
@@ -117,8 +123,9 @@ def convert(
     Raises CheckpointError where the source cannot be used as it is, ConvertError where the result cannot be written.
     """
     conversion = prepare(
-        hf_path, mlx_path, quantize, q_group_size, q_bits, q_mode, dtype, revision=revision, keep_mtp=keep_mtp
-    )
+        hf_path, mlx_path, quantize, q_group_size, q_bits, q_mode, dtype,
+        revision=revision, dequantize=dequantize, keep_mtp=keep_mtp,
+    )  # fmt: skip
     conversion.write(progress, shard_size)
     return conversion
 

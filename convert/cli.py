@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         help="weights that share a scale (default: 64 for affine)",
     )
     add("--q-mode", "--mode", choices=tuple(MODES), default="affine", help="number format (default: affine)")
+    add("-d", "--dequantize", action="store_true", help="turn quantized weights into plain numbers")
     add(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
@@ -96,6 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         q_mode=arguments.q_mode,
         dtype=arguments.dtype,
         revision=arguments.revision,
+        dequantize=arguments.dequantize,
         keep_mtp=arguments.keep_mtp,
     )
     plan = conversion.plan

@@ -24,9 +24,8 @@ from .bits import Choice, Quantization, choose
 
 MTP_FILE = "mtp.safetensors"  # not model*.safetensors: mlx_lm would take it for a shard
 MTP = re.compile(r"mtp\..*")
-FLOAT32 = re.compile(
-    r".*\.(A_log|dt_bias|D|e_score_correction_bias)"
-)  # few numbers, all of them pass through exp or a choice
+# Few numbers, all of which pass through exp or decide a choice.
+FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias)")
 CODES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.uint8: "U8"}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
@@ -36,9 +35,8 @@ class Options:
     """What the user asked for."""
 
     quantization: Quantization | None = None
-    dtype: str | None = (
-        None  # a safetensors name such as "BF16"; None: the config's (published), or as stored (MLX layout)
-    )
+    dequantize: bool = False
+    dtype: str | None = None  # such as "BF16"; None: what the config says, or in MLX layout what is stored
     keep_mtp: bool = False
 
 
@@ -226,7 +224,7 @@ def _made(take: Take, encoding: str) -> str:
 
 
 def _choice(name, shape, was, weights, family, options: Options) -> Choice:
-    if name not in weights:
+    if name not in weights or options.dequantize:
         return Choice(None)
     if options.quantization is None:
         return Choice(was)

@@ -12,9 +12,12 @@ import numpy as np
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 
-from seeded_fixtures import load_golden, materialize  # noqa: E402
+from seeded_fixtures import load_golden, materialize, read_safetensors  # noqa: E402
 
-__all__ = ["FIXTURES", "assert_close", "check_golden", "golden", "largest_difference", "materialize", "tolerance"]
+__all__ = [
+    "FIXTURES", "assert_close", "check_golden", "folder_bytes", "golden", "largest_difference", "materialize",
+    "stock_load", "stored", "tolerance",
+]  # fmt: skip
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
@@ -79,3 +82,20 @@ def check_padding(model, want, within: float) -> None:
     for r in (0, 1):
         alone = model(ids[r : r + 1, : ends[r] + 1])[:, -1]
         assert_close(step[r], alone, within, f"row {r} of a ragged batch")
+
+
+def stored(folder: Path, file: str = "model.safetensors") -> dict[str, tuple[str, np.ndarray]]:
+    """Name -> (dtype, numbers as stored) of one safetensors file."""
+    return read_safetensors(Path(folder) / file)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, for comparing folders byte by byte."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def stock_load(folder: Path):
+    """The model and config that stock mlx_lm makes of a folder."""
+    from mlx_linattn.interop.door import mlx_lm
+
+    return mlx_lm("utils").load_model(Path(folder))
