@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     """The local folder of a model: a folder, ``demo``, or a Hub id that is downloaded (or found in the cache)."""
     if str(path_or_id) == DEMO and not Path(DEMO).is_dir():
         return Path(str(resources.files("mlx_linattn") / "data" / DEMO))
-    folder = Path(path_or_id).expanduser()
+    folder = Path(os.path.expanduser(path_or_id))
     if folder.is_dir():
         return folder
     if folder.exists():
