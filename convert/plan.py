@@ -24,6 +24,7 @@ from .bits import Choice, Quantization, choose
 
 MTP_FILE = "mtp.safetensors"  # not model*.safetensors: mlx_lm would take it for a shard
 MTP = re.compile(r"mtp\..*")
+MXFP4 = Quantization.make(mode="mxfp4")  # published weights of this format are MLX's, bit for bit
 # Few numbers, all of which pass through exp or decide a choice.
 FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias)")
 CODES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.uint8: "U8"}
@@ -61,10 +62,10 @@ class Entry:
     target: str  # on disk
     take: Take  # from stored tensors
     shape: tuple[int, ...]  # of the numbers, not of their packed form
-    encoding: str  # of the source, see encodings.py; "mlx" where MLX quantized it
+    encoding: str  # of the source, see encodings.py
     before: str  # dtype or bits, for people
     dtype: str  # of the numbers in the result, or of their scales
-    was: Quantization | None = None
+    was: Quantization | None = None  # where the source is quantized as MLX does it
     quantization: Quantization | None = None
     reason: str = ""  # why it is not quantized as asked
     made: str = ""  # what was done to the numbers besides rounding, in this conversion and before it
@@ -195,7 +196,9 @@ def _entry(name: str, tensors: Tensors, weights: dict[str, Quantization | None],
     array = tensors.make(take)
     encoding = tensors.encoding(take.sources[0])
     shape = array.shape
-    if was is not None:
+    if name in weights and tensors.make_packed(take) is not None:
+        was, before, dtype = MXFP4, str(MXFP4), "U8"
+    elif was is not None:
         shape = (*shape[:-1], shape[-1] * 32 // was.bits)
         before, dtype = str(was), CODES[tensors.read(f"{name.removesuffix('.weight')}.scales").dtype]
     else:
@@ -207,13 +210,15 @@ def _entry(name: str, tensors: Tensors, weights: dict[str, Quantization | None],
         target=tensors.family.MLX_PREFIX + name,
         take=take,
         shape=shape,
-        encoding="mlx" if was else encoding.kind,
+        encoding=encoding.kind,
         before=before,
         dtype=_dtype(name, dtype, array.dtype, tensors, options),
         was=was,
         quantization=chosen.quantization,
         reason=chosen.reason,
-        made=", ".join(part for part in (history.get(name, ""), _made(take, encoding.kind)) if part),
+        made=", ".join(
+            part for part in (history.get(name, ""), _made(take, "plain" if was else encoding.kind)) if part
+        ),
     )
 
 

@@ -152,9 +152,7 @@ def arrays(entry: Entry, tensors: Tensors) -> dict[str, mx.array]:
     """The outputs of one entry, computed."""
     q, dtype = entry.quantization, DTYPES.get(entry.dtype)
     if entry.was is not None:
-        base = entry.name.removesuffix(".weight")
-        parts = [tensors.read(entry.name)]
-        parts += [tensors.read(f"{base}.{part}") for part in ("scales", "biases") if f"{base}.{part}" in tensors]
+        parts = tensors.make_packed(entry.take) or _mlx_parts(entry, tensors)
         if entry.copied:
             return {
                 output.name: part.astype(DTYPES[output.dtype]) for output, part in zip(entry.outputs, parts)
@@ -174,6 +172,12 @@ def arrays(entry: Entry, tensors: Tensors) -> dict[str, mx.array]:
     packed = mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)
     _check_no_group_lost(entry, numbers, packed)
     return {output.name: part for output, part in zip(entry.outputs, packed)}
+
+
+def _mlx_parts(entry: Entry, tensors: Tensors) -> list[mx.array]:
+    base = entry.name.removesuffix(".weight")
+    names = [f"{base}.{part}" for part in ("scales", "biases")]
+    return [tensors.read(entry.name), *(tensors.read(name) for name in names if name in tensors)]
 
 
 def dequantize(parts, q) -> mx.array:
