@@ -17,6 +17,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
 from mlx_linattn.errors import ConvertError
 from mlx_linattn.weights import Tensors
 
@@ -47,13 +52,16 @@ def run(
         if _only_marked(target, fingerprint):
             return
         _begin(unfinished, target, plan, fingerprint)
-        written = write_weights(plan, tensors, unfinished, progress or (lambda *_: None), limit)
-        (unfinished / written[0]).write_text(written[1], encoding="utf-8")
-        source = tensors.checkpoint.folder
-        folder.copy_files(folder.side_files(source, options), unfinished)
-        folder.write_json(unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options))
-        os.replace(unfinished, target)
-        (target / MARKER).unlink()
+        with _alone(unfinished):
+            written = write_weights(plan, tensors, unfinished, progress or (lambda *_: None), limit)
+            (unfinished / written[0]).write_text(written[1], encoding="utf-8")
+            source = tensors.checkpoint.folder
+            folder.copy_files(folder.side_files(source, options), unfinished)
+            folder.write_json(
+                unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options)
+            )
+            os.replace(unfinished, target)
+            (target / MARKER).unlink()
 
 
 def _only_marked(target: Path, fingerprint: str) -> bool:
@@ -86,6 +94,20 @@ def _begin(unfinished: Path, target: Path, plan: Plan, fingerprint: str) -> None
         raise ConvertError(
             f"{target.parent} has {free / 1e9:.1f} GB free, but the result needs {(plan.nbytes - done) / 1e9:.1f} GB more"
         )
+
+
+@contextmanager
+def _alone(unfinished: Path) -> Iterator[None]:
+    """Two runs must not write to one folder. The lock goes with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    with (unfinished / MARKER).open() as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConvertError(f"another conversion is writing to {unfinished}; wait for it") from error
+        yield
 
 
 def _fingerprint(plan: Plan, tensors: Tensors, limit: int) -> str:
