@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, MoeSpec, ResidualSpec
+from ..spec import AttentionSpec, GatedDeltaSpec, KdaSpec, LayerSpec, MlaSpec, MlpSpec, MoeSpec, ResidualSpec
 from .attention import Attention
 from .gated_delta import GatedDelta
+from .kda import KimiDelta
+from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
 
-BUILDS = {GatedDeltaSpec: GatedDelta, AttentionSpec: Attention, MlpSpec: Mlp, MoeSpec: Moe}
+BUILDS = {
+    GatedDeltaSpec: GatedDelta,
+    KdaSpec: KimiDelta,
+    MlaSpec: LatentAttention,
+    AttentionSpec: Attention,
+    MlpSpec: Mlp,
+    MoeSpec: Moe,
+}
 
 
 class Layer(nn.Module):

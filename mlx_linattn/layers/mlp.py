@@ -6,16 +6,20 @@ import mlx.nn as nn
 from ..spec import MlpSpec
 
 
-def swiglu(gate, up):
-    return gate * mx.sigmoid(gate) * up
+def swiglu(gate, up, limit: float | None = None):
+    opened = gate * mx.sigmoid(gate)
+    if limit is not None:
+        opened, up = mx.minimum(opened, limit), mx.clip(up, -limit, limit)
+    return opened * up
 
 
 class Mlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int):
         super().__init__()
+        self.limit = spec.limit
         self.gate_proj = nn.Linear(hidden_size, spec.size, bias=False)
         self.up_proj = nn.Linear(hidden_size, spec.size, bias=False)
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=False)
 
     def __call__(self, x):
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x), self.limit))
