@@ -159,3 +159,4 @@ class ModelSpec:
     max_positions: int
     embedding_scale: float = 1.0
     logit_softcap: float | None = None  # c tanh(logits / c)
+    residual_float32: bool = False  # the residual stream is float32 whatever the weights' dtype

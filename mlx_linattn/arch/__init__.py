@@ -17,9 +17,9 @@ import difflib
 from types import ModuleType
 
 from ..errors import CheckpointError, UnsupportedModelError
-from . import bailing_linear, minimax, qwen3_5, qwen3_next
+from . import bailing_linear, jamba, mamba, minimax, qwen3_5, qwen3_next, recurrent_gemma
 
-FAMILIES = (qwen3_next, qwen3_5, minimax, bailing_linear)
+FAMILIES = (qwen3_next, qwen3_5, minimax, bailing_linear, recurrent_gemma, jamba, mamba)
 
 
 def family(config: dict) -> ModuleType:
