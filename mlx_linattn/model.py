@@ -69,9 +69,9 @@ class Model(nn.Module):
         dtype = x.dtype
         if self.spec.residual_float32:
             x = x.astype(mx.float32)
-        for layer, layer_state in zip(self.layers, state):
-            x = layer(x, layer_state, span, dtype)
-        state.advance(span)
+        with state.advancing(span):
+            for layer, layer_state in zip(self.layers, state):
+                x = layer(x, layer_state, span, dtype)
         return self.norm(x).astype(dtype)
 
     def logits(self, hidden):

@@ -91,3 +91,24 @@ def load_model(
     model = Model(module.spec(checkpoint.config))
     load_weights(model, checkpoint, module, dtype, lazy)
     return model, checkpoint.config
+
+
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    *,
+    lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    dtype: Any = None,
+):
+    """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
+
+    Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
+    """
+    from .interop.tokenizer import load_tokenizer
+
+    folder = resolve(path_or_hf_repo, revision)
+    model, config = load_model(folder, lazy, dtype=dtype)
+    tokenizer = load_tokenizer(folder, config, tokenizer_config)
+    return (model, tokenizer, config) if return_config else (model, tokenizer)
