@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ..errors import CheckpointError
 from ..layout import Published, Quantize, Take
 from ..spec import AttentionSpec, LayerSpec, MambaSpec, MlpSpec, ModelSpec, MoeSpec
+from .common import stacked_experts
 from .config import Config
 from .mamba import mamba_names, step_rank
 
@@ -21,9 +22,7 @@ MLX_PREFIX = ""
 PREFIXES = ()
 PUBLISHED = (
     Published(r".*\.conv1d\.weight", Take("{0}", ("move_axis", 2, 1))),
-    Published(
-        r"(.*)\.switch_mlp\.(gate|up|down)_proj\.weight", Take("{1}.experts.{expert}.{2}_proj.weight", ("stack",))
-    ),
+    *stacked_experts(),
 )
 DROPPED = ((r"lm_head\.weight", "a copy of the embedding, which is the output head"),)
 QUANTIZE = (

@@ -7,9 +7,11 @@ import mlx.nn as nn
 from ..spec import (
     AttentionSpec,
     GatedDeltaSpec,
+    KdaSpec,
     LayerSpec,
     LightningSpec,
     MambaSpec,
+    MlaSpec,
     MlpSpec,
     MoeSpec,
     ResidualSpec,
@@ -17,8 +19,10 @@ from ..spec import (
 )
 from .attention import Attention
 from .gated_delta import GatedDelta
+from .kda import KimiDelta
 from .lightning import Lightning
 from .mamba import Mamba
+from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
@@ -27,8 +31,10 @@ from .rg_lru import RgLru
 BUILDS = {
     AttentionSpec: Attention,
     GatedDeltaSpec: GatedDelta,
+    KdaSpec: KimiDelta,
     LightningSpec: Lightning,
     MambaSpec: Mamba,
+    MlaSpec: LatentAttention,
     MlpSpec: Mlp,
     MoeSpec: Moe,
     RgLruSpec: RgLru,

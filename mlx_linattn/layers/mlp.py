@@ -6,15 +6,11 @@ import mlx.nn as nn
 from ..spec import MlpSpec
 
 
-def swiglu(gate, up):
-    return gate * mx.sigmoid(gate) * up
-
-
-def geglu(gate, up):
-    return nn.gelu_approx(gate) * up
-
-
-GATED = {"silu": swiglu, "gelu_tanh": geglu}
+def swiglu(gate, up, limit: float | None = None):
+    opened = gate * mx.sigmoid(gate)
+    if limit is not None:
+        opened, up = mx.minimum(opened, limit), mx.clip(up, -limit, limit)
+    return opened * up
 
 
 class Mlp(nn.Module):
@@ -26,4 +22,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
 
     def __call__(self, x):
-        return self.down_proj(GATED[self.spec.activation](self.gate_proj(x), self.up_proj(x)))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.spec.activation == "gelu_tanh":
+            return self.down_proj(nn.gelu_approx(gate) * up)
+        return self.down_proj(swiglu(gate, up, self.spec.limit))

@@ -3,10 +3,10 @@
 import pytest
 from helpers import check_golden
 
-from mlx_linattn.load import load_model
+from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
 
-FIXTURES = ["minimax_text_01", "minimax_hf", "bailing_moe_linear"]
+FIXTURES = ["minimax_text_01", "minimax_hf", "bailing_moe_linear", "bailing_hybrid_v25"]
 
 
 @pytest.mark.parametrize("name", FIXTURES)
