@@ -16,10 +16,13 @@ def swiglu(gate, up, limit: float | None = None):
 class Mlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int):
         super().__init__()
-        self.limit = spec.limit
-        self.gate_proj = nn.Linear(hidden_size, spec.size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, spec.size, bias=False)
-        self.down_proj = nn.Linear(spec.size, hidden_size, bias=False)
+        self.spec = spec
+        self.gate_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
+        self.up_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
+        self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
 
     def __call__(self, x):
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x), self.limit))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.spec.activation == "gelu_tanh":
+            return self.down_proj(nn.gelu_approx(gate) * up)
+        return self.down_proj(swiglu(gate, up, self.spec.limit))

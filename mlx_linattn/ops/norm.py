@@ -10,11 +10,30 @@ def rms_norm(x, weight, eps: float):
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
-def norm_then_gate(x, weight, gate, eps: float, activation: str):
-    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
+def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1):
+    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D].
+
+    With ``groups``, each of that many equal parts of D has a root mean square of its own.
+    """
     gate32 = gate.astype(mx.float32)
     opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
-    return (mx.fast.rms_norm(x.astype(mx.float32), weight, eps) * opened).astype(x.dtype)
+    x32 = x.astype(mx.float32)
+    if groups == 1:
+        normed = mx.fast.rms_norm(x32, weight, eps)
+    else:
+        normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight
+    return (normed * opened).astype(x.dtype)
+
+
+def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
+    """rms_norm(x * silu(gate)) * weight, the mean taken over each of ``groups`` equal parts of the last axis: Mamba-2.
+
+    x, gate [..., D]; weight [D]. Returns x's shape and dtype, computed in float32.
+    """
+    gate32 = gate.astype(mx.float32)
+    opened = x.astype(mx.float32) * (gate32 * mx.sigmoid(gate32))
+    parts = opened.reshape(*x.shape[:-1], groups, -1)
+    return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
 
 
 def l2_normalize(x, eps: float = 1e-6):

@@ -49,7 +49,7 @@ def test_logits_with_the_reference_backend(name, fixture_folder):
 def test_stock_mlx_lm_agrees_on_the_published_files(name, fixture_folder):
     folder = fixture_folder(name)
     ours, _ = load_model(folder, dtype="float32")
-    theirs, _ = stock.load(folder)
+    theirs = stock.stock_model(folder)
     assert stock.difference(ours, theirs, name) <= tolerance(name)
 
 
@@ -64,7 +64,7 @@ def test_a_folder_that_stock_mlx_lm_wrote_loads(name, fixture_folder, tmp_path):
 def test_a_folder_that_stock_mlx_lm_quantized_gives_its_logits(name, fixture_folder, tmp_path):
     converted = stock.convert(fixture_folder(name), tmp_path / "mlx", {"group_size": 32, "bits": 8})
     ours, _ = load_model(converted)
-    theirs, _ = stock.load(converted)
+    theirs = stock.stock_model(converted)
     assert stock.difference(ours, theirs, name) <= 1e-3
 
 
@@ -76,7 +76,7 @@ def test_q_k_and_v_may_be_quantized_differently(fixture_folder, tmp_path):
     for name in FIXTURES:
         converted = stock.convert(fixture_folder(name), tmp_path / f"{name}_mixed", options)
         ours, _ = load_model(converted)
-        theirs, _ = stock.load(converted)
+        theirs = stock.stock_model(converted)
         assert stock.difference(ours, theirs, name) <= 1e-3
 
 
@@ -116,7 +116,9 @@ def test_ling_output_projections_saved_under_the_attention_layers_name(fixture_f
 
 def test_the_layer_after_the_last_is_dropped_and_one_inside_is_not(fixture_folder):
     def misspell(tensors):
-        return {name.replace("layers.1.attention.b_proj", "layers.1.attention.x_proj"): a for name, a in tensors.items()}
+        return {
+            name.replace("layers.1.attention.b_proj", "layers.1.attention.x_proj"): a for name, a in tensors.items()
+        }
 
     folder = fixture_folder("bailing_hybrid_v3")
     load_model(folder)
@@ -127,7 +129,7 @@ def test_the_layer_after_the_last_is_dropped_and_one_inside_is_not(fixture_folde
 def test_olmo_rotates_where_the_config_has_a_theta(fixture_folder):
     folder = edit_config(fixture_folder("olmo_hybrid"), rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
     ours, _ = load_model(folder, dtype="float32")
-    theirs, _ = stock.load(folder)
+    theirs = stock.stock_model(folder)
     assert stock.difference(ours, theirs, "olmo_hybrid") <= tolerance("olmo_hybrid")
     want = golden("olmo_hybrid")
     assert largest_difference(ours(want["input_ids"]), want["logits_prefill"]) > 1e-2
@@ -136,7 +138,7 @@ def test_olmo_rotates_where_the_config_has_a_theta(fixture_folder):
 def test_beta_reaches_2_only_where_negative_eigenvalues_are_allowed(fixture_folder):
     folder = edit_config(fixture_folder("olmo_hybrid"), linear_allow_neg_eigval=False)
     ours, _ = load_model(folder, dtype="float32")
-    theirs, _ = stock.load(folder)
+    theirs = stock.stock_model(folder)
     assert stock.difference(ours, theirs, "olmo_hybrid") <= tolerance("olmo_hybrid")
 
 

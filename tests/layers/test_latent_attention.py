@@ -1,16 +1,19 @@
 """Multi-head latent attention: absorbed form against the textbook form, and what it keeps in memory."""
 
+from itertools import pairwise
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import assert_close
+from mlx.utils import tree_flatten, tree_map
 
 from mlx_linattn.layers.mla import HeadLinear, LatentAttention
 from mlx_linattn.spec import MlaSpec, RopeSpec
 from mlx_linattn.state import ModelState
 
 HIDDEN = 64
-SIZES = dict(heads=4, rank=32, nope_dim=16, rope_dim=8, value_dim=24, norm_eps=1e-6)
+SIZES = {"heads": 4, "rank": 32, "nope_dim": 16, "rope_dim": 8, "value_dim": 24, "norm_eps": 1e-6}
 SPECS = {
     "no positions": MlaSpec(**SIZES, rope=None),
     "interleaved": MlaSpec(**SIZES, rope=RopeSpec(8, 1e4, interleaved=True), query_rank=20, output_gate="head"),
@@ -21,8 +24,6 @@ SPECS = {
 def layer(spec, seed=0):
     module = LatentAttention(spec, HIDDEN)
     rng = np.random.default_rng(seed)
-    from mlx.utils import tree_map
-
     module.update(tree_map(lambda x: mx.array(rng.normal(0, 0.3, x.shape).astype(np.float32)), module.parameters()))
     return module
 
@@ -32,8 +33,8 @@ def run(module, pieces):
     outputs = []
     for x in pieces:
         span = state.span(*x.shape[:2], None)
-        outputs.append(module(x, state[0], span))
-        state.advance(span)
+        with state.advancing(span):
+            outputs.append(module(x, state[0], span))
     return mx.concatenate(outputs, axis=1), state
 
 
@@ -79,8 +80,6 @@ def per_head(module, x):
 
 
 def _flat(module):
-    from mlx.utils import tree_flatten
-
     return dict(tree_flatten(module.parameters()))
 
 
@@ -90,7 +89,7 @@ def test_absorbed_form_is_the_textbook_form(spec, cuts):
     module = layer(spec)
     x = mx.array(np.random.default_rng(1).normal(size=(1, 21, HIDDEN)).astype(np.float32))
     edges = [0, *cuts, 21]
-    got, _ = run(module, [x[:, a:b] for a, b in zip(edges, edges[1:])])
+    got, _ = run(module, [x[:, a:b] for a, b in pairwise(edges)])
     assert_close(got[0], per_head(module, x), 2e-5, "latent attention")
 
 
@@ -116,13 +115,13 @@ def test_a_restored_cache_goes_on_as_if_nothing_had_happened():
     whole, _ = run(module, [x])
     state = ModelState([module.make_state()])
     span = state.span(1, 20, None)
-    module(x[:, :20], state[0], span)
-    state.advance(span)
+    with state.advancing(span):
+        module(x[:, :20], state[0], span)
     snapshot = state.snapshot()
     for piece in (x[:, 5:12], x[:, 20:]):
         span = state.span(1, piece.shape[1], None)
-        got = module(piece, state[0], span)
-        state.advance(span)
+        with state.advancing(span):
+            got = module(piece, state[0], span)
         if piece.shape[1] == 7:
             state.restore(snapshot)
     assert_close(got, whole[:, 20:], 1e-5, "after restoring")
