@@ -79,6 +79,7 @@ class MambaSpec:
     norm_eps: float = 1e-6
 
 
+@dataclass(frozen=True)
 class KdaSpec:
     """Kimi Delta Attention: one decay per key channel and token; q, k, v projected apart, one short convolution over all."""
 

@@ -32,8 +32,9 @@ class ExpertLinear(nn.Module):
 
     def to_quantized(self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_):
         quantized = QuantizedExpertLinear(group_size, bits, mode)
-        packed = mx.quantize(self.weight, group_size, bits, mode=mode)
-        quantized.update(dict(zip(("weight", "scales", "biases"), packed)))
+        quantized.weight, quantized.scales, *biases = mx.quantize(self.weight, group_size, bits, mode=mode)
+        if biases:
+            quantized.biases = biases[0]
         return quantized
 
 

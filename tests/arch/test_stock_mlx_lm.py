@@ -9,7 +9,16 @@ from stock import our_layout, stock_model
 
 from mlx_linattn.loading import load_model
 
-RIGHT = ["bailing_moe_linear", "bailing_hybrid_v25", "jamba_dense", "mamba", "falcon_mamba"]
+RIGHT = [
+    "kimi_linear",
+    "olmo_hybrid",
+    "bailing_hybrid_v3",
+    "bailing_moe_linear",
+    "bailing_hybrid_v25",
+    "jamba_dense",
+    "mamba",
+    "falcon_mamba",
+]
 WRONG = ["jamba", "recurrent_gemma"]  # and why: below
 
 
