@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+FILES += ["tiktoken.model", "tokenization_*.py"]  # whose literals are read; its code never runs
 DTYPES = ("float32", "float16", "bfloat16")
 
 
