@@ -44,6 +44,12 @@ def test_a_decay_near_one_survives_bfloat16_inputs():
     assert 0.998 < decay.item() < 0.9995
 
 
+def test_gates_are_added_in_float32_whatever_their_dtype():
+    a, dt_bias = mx.full((1, 1, 1), 4.0, dtype=mx.bfloat16), mx.full((1,), 2.0**-8, dtype=mx.bfloat16)
+    decay = ops.delta_decay(a, mx.full((1,), -4.0, dtype=mx.bfloat16), dt_bias)
+    assert_close(decay, [[[np.exp(-np.exp(-4.0) * np.logaddexp(4 + 2.0**-8, 0))]]], 1e-6)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_write_strength_is_a_scaled_sigmoid_in_float32(scale):
     got = ops.write_strength(mx.array(FAR).astype(mx.bfloat16), scale)
