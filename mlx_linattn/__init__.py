@@ -17,42 +17,49 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .convert import convert
-    from .generate import GenerationResponse, generate, generate_step, stream_generate
-    from .load import load, load_model
+    from .generation import GenerationResponse, generate, generate_step, stream_generate
+    from .loading import load, load_model
     from .model import Model
     from .ops import use_backend
     from .sampling import make_logits_processors, make_sampler
     from .session import Session
     from .state import ModelState, Snapshot
 
+__all__ = [
+    "GenerationResponse",
+    "Model",
+    "ModelState",
+    "Session",
+    "Snapshot",
+    "generate",
+    "generate_step",
+    "load",
+    "load_model",
+    "make_logits_processors",
+    "make_sampler",
+    "stream_generate",
+    "use_backend",
+]
+
+# Where each public name lives. They are imported when they are first used (PEP 562); a module must not share its
+# name with a function here, since importing it would put the module in the function's place.
 _HOMES = {
-    "convert": "convert",
-    "GenerationResponse": "generate",
-    "generate": "generate",
-    "generate_step": "generate",
-    "stream_generate": "generate",
-    "load": "load",
-    "load_model": "load",
-    "Model": "model",
-    "use_backend": "ops",
-    "make_logits_processors": "sampling",
-    "make_sampler": "sampling",
-    "Session": "session",
-    "ModelState": "state",
-    "Snapshot": "state",
+    "generation": ("GenerationResponse", "generate", "generate_step", "stream_generate"),
+    "loading": ("load", "load_model"),
+    "model": ("Model",),
+    "ops": ("use_backend",),
+    "sampling": ("make_logits_processors", "make_sampler"),
+    "session": ("Session",),
+    "state": ("ModelState", "Snapshot"),
 }
-__all__ = [*_HOMES, "errors"]
 
 
 def __getattr__(name: str):
-    """Public names are imported when they are first used (PEP 562)."""
     from importlib import import_module
 
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    if name == "errors":
-        return import_module(".errors", __name__)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f".{home}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -66,9 +66,9 @@ class Model(nn.Module):
         x = self.embed(ids)
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale
-        for layer, layer_state in zip(self.layers, state):
-            x = layer(x, layer_state, span)
-        state.advance(span)
+        with state.advancing(span):
+            for layer, layer_state in zip(self.layers, state):
+                x = layer(x, layer_state, span)
         return self.norm(x)
 
     def logits(self, hidden):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import RequestError, TokenizerError
-from .generate import GenerationResponse, stream_generate
+from .generation import GenerationResponse, prefill, stream_generate
 from .model import Model
 from .state import ModelState, Snapshot
 
@@ -59,6 +59,14 @@ class _Timeline:
             self.state.reset()
             self.tokens.clear()
 
+    def settle(self, fed: list[int]) -> None:
+        """After reading ``fed``, or some of it: note the tokens that the state holds."""
+        if self.state.offset <= len(fed):
+            self.tokens = fed[: self.state.offset]
+        else:  # broken off between a token's choice and its arrival here
+            self.state.reset()
+            self.tokens, self.checkpoints = [], []
+
 
 class Session:
     """A conversation with a model.
@@ -72,9 +80,13 @@ class Session:
     ``messages`` (without the system prompt) and ``system`` can be assigned at any time.
     """
 
-    def __init__(self, model: Model, tokenizer, system: str | None = None, messages: list[dict] | None = None, **template: Any):
+    def __init__(
+        self, model: Model, tokenizer, system: str | None = None, messages: list[dict] | None = None, **template: Any
+    ):
         if not tokenizer.has_chat_template:
-            raise TokenizerError("this model's tokenizer has no chat template: it is not a chat model; use generate() instead")
+            raise TokenizerError(
+                "this model's tokenizer has no chat template: it is not a chat model; use generate() instead"
+            )
         self.model, self.tokenizer = model, tokenizer
         self.system, self.messages, self.template = system, list(messages or []), template
         self.last: GenerationResponse | None = None  # the end of the newest answer, with its counts and speeds
@@ -106,33 +118,33 @@ class Session:
         ``progress(done, total)`` counts the prompt's tokens that had to be read. Errors leave the conversation as it was.
         """
         prompt, tail = self.render([*self.messages, {"role": "user", "content": text}])
-        thinking = self._opens_in_thought(prompt)
+        splitter = _Thinking(self.tokenizer, self._opens_in_thought(prompt))
+        answer: dict[str, list[str]] = {"reasoning": [], "text": []}
         timeline = self._timeline
         timeline.rewind(prompt)
         reused = len(timeline.tokens)
-        if reused < tail:
-            self._read(prompt[:tail], progress, len(prompt) - reused, prefill_step_size)
-            timeline.mark()
-        rest = prompt[len(timeline.tokens) :]
-        already = len(timeline.tokens) - reused
-        report = (lambda done, total: progress(already + done, already + total)) if progress else None
-        answer: dict[str, list[str]] = {"reasoning": [], "text": []}
-        splitter = _Thinking(self.tokenizer, thinking)
-        committed = len(timeline.tokens)
+        fed = list(prompt)  # what the model has been given, in order; the state holds its first state.offset tokens
+
+        def report(done: int, _: int) -> None:
+            if progress:
+                progress(timeline.state.offset - reused, len(prompt) - reused)
+
         try:
+            for stop in self._stops(prompt, tail):
+                if reused < stop:
+                    prefill(self.model, prompt[timeline.state.offset : stop], timeline.state, prefill_step_size, report)
+                    timeline.mark()
             for response in stream_generate(
                 self.model,
                 self.tokenizer,
-                rest,
+                prompt[timeline.state.offset :],
                 max_tokens=max_tokens,
                 sampler=sampler,
                 prompt_cache=timeline.state,
                 prefill_step_size=prefill_step_size,
                 prompt_progress_callback=report,
             ):
-                if len(timeline.tokens) == committed:
-                    timeline.tokens += rest
-                timeline.tokens.append(response.token)
+                fed.append(response.token)
                 response.reused_tokens, response.prompt_tokens = reused, len(prompt)
                 self.last = response
                 kind, piece = splitter.feed(response)
@@ -140,40 +152,26 @@ class Session:
                 if piece or response.finish_reason:
                     yield Piece(kind, piece, response)
         finally:
-            self._settle(text, answer)
+            timeline.settle(fed)
+            self._keep(text, answer)
 
-    def _settle(self, text: str, answer: dict[str, list[str]]) -> None:
-        """Keep what was said so far, and make tokens and state agree where reading was broken off."""
-        timeline = self._timeline
-        if timeline.state.offset != len(timeline.tokens):
-            timeline.state.reset()
-            timeline.tokens.clear()
-            timeline.checkpoints.clear()
-        content, reasoning = "".join(answer["text"]), "".join(answer["reasoning"])
-        if content or reasoning:
-            message = {"role": "assistant", "content": content}
-            if reasoning:
-                message["reasoning_content"] = reasoning.strip("\n")
-            self.messages += [{"role": "user", "content": text}, message]
-            timeline.mark()
-
-    def _read(self, prompt: list[int], progress, total: int, step: int) -> None:
-        """Read the prompt up to the last message's end, marking the end of the system prompt on the way."""
-        from .generate import prefill
-
-        timeline = self._timeline
-        begin = len(timeline.tokens)
-        report = (lambda done, _: progress(len(timeline.tokens) - begin + done, total)) if progress else None
-        stops = [len(prompt)]
-        if not timeline.tokens and self.system:
+    def _stops(self, prompt: list[int], tail: int) -> list[int]:
+        """Where to stop reading and remember the moment: the end of the system prompt, and the end of the last message."""
+        head = 0
+        if self.system:
             head = shared_prefix(self._ids([{"role": "system", "content": self.system}], False), prompt)
-            stops = [head, *stops] if 0 < head < len(prompt) else stops
-        for stop in stops:
-            ids = prompt[len(timeline.tokens) : stop]
-            prefill(self.model, ids, timeline.state, step, report)
-            timeline.tokens += ids
-            if stop != stops[-1]:
-                timeline.mark()
+        return [head, tail] if 0 < head < tail else [tail]
+
+    def _keep(self, text: str, answer: dict[str, list[str]]) -> None:
+        """Keep the question and what there is of an answer; nothing where there is none."""
+        content, reasoning = "".join(answer["text"]), "".join(answer["reasoning"])
+        if not content and not reasoning:
+            return
+        message = {"role": "assistant", "content": content}
+        if reasoning:
+            message["reasoning_content"] = reasoning.strip("\n")
+        self.messages += [{"role": "user", "content": text}, message]
+        self._timeline.mark()
 
     def render(self, messages: list[dict]) -> tuple[list[int], int]:
         """The prompt's token ids, and how many of them come before the answer's own beginning (role marker, thinking)."""

@@ -7,6 +7,7 @@ length: both have a constant size. Rows of a batch can hold different numbers of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -221,7 +222,16 @@ class ModelState(Sequence):
             )
         return Span(starts, tuple(counts) if counts is not None else (T,) * B, T)
 
-    def advance(self, span: Span) -> None:
+    @contextmanager
+    def advancing(self, span: Span) -> Iterator[None]:
+        """Let the layers read ``span``; if anything interrupts them, all of them are as they were."""
+        before = [layer.snapshot() for layer in self.layers]
+        try:
+            yield
+        except BaseException:
+            for layer, part in zip(self.layers, before):
+                layer.restore(part)
+            raise
         self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
 
     def reset(self) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import FIXTURES, assert_close
 
-from mlx_linattn.load import load_model
+from mlx_linattn.loading import load_model
 
 END = (3069, 3067)  # <|im_end|>, <|endoftext|>
 CLEAR = 0.01  # a lead of the best logit over the second that float32 arithmetic cannot overturn
