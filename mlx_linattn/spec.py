@@ -32,6 +32,53 @@ class GatedDeltaSpec:
 
 
 @dataclass(frozen=True)
+class LightningSpec:
+    """Lightning attention (Qin et al. 2024): linear attention whose decay is a constant of the layer and the head.
+
+    S = decay S + k (x) v,  o = scale S^T q;  y = out_proj(norm(o) * sigmoid(g_proj x)), where the norm spans all heads'
+    outputs, cut into ``norm_groups`` equal groups. The decays are numbers of the architecture, not weights.
+    """
+
+    heads: int
+    head_dim: int
+    decay: tuple[float, ...]  # one a head, in (0, 1)
+    scale: float
+    norm_eps: float
+    norm_groups: int = 1
+    silu: bool = False  # on q, k and v
+    qk_norm_eps: float | None = None  # per-head norms of q and k with this eps; None: no such norms
+    rope: RopeSpec | None = None
+    bias: bool = False  # of the q, k, v projection
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class RgLruSpec:
+    """Griffin's recurrent block (De et al. 2024): a short convolution and an RG-LRU, gated by a GeLU branch."""
+
+    width: int
+    heads: int  # blocks of the block-diagonal gates
+    conv_width: int
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """Mamba-1 (Gu and Dao 2023). ``step_norm``: RMS norms of dt, B and C, with weights of their own or without."""
+
+    inner: int
+    state_size: int
+    step_rank: int
+    conv_width: int
+    conv_bias: bool = True
+    bias: bool = False  # of in_proj and out_proj
+    step_norm: str | None = None  # or "weighted", "plain"
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Softmax attention with grouped keys and values."""
 
@@ -43,14 +90,17 @@ class AttentionSpec:
     qk_norm: bool = False
     output_gate: bool = False  # q_proj also yields a sigmoid gate for each output feature
     bias: bool = False
+    output_bias: bool = False  # o_proj has a bias even where the others have none
     window: int | None = None  # each token sees the last ``window`` tokens, itself included
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """down(silu(gate x) * up x)."""
+    """down(activation(gate x) * up x)."""
 
     size: int
+    activation: str = "silu"  # or "gelu_tanh"
+    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +142,7 @@ class ResidualSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    mixer: GatedDeltaSpec | AttentionSpec
+    mixer: GatedDeltaSpec | AttentionSpec | LightningSpec | RgLruSpec | MambaSpec
     mlp: MlpSpec | MoeSpec | None
     mixer_residual: ResidualSpec = ResidualSpec()
     mlp_residual: ResidualSpec = ResidualSpec()

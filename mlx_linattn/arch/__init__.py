@@ -17,9 +17,9 @@ import difflib
 from types import ModuleType
 
 from ..errors import CheckpointError, UnsupportedModelError
-from . import qwen3_5, qwen3_next
+from . import bailing_linear, minimax, qwen3_5, qwen3_next
 
-FAMILIES = (qwen3_next, qwen3_5)
+FAMILIES = (qwen3_next, qwen3_5, minimax, bailing_linear)
 
 
 def family(config: dict) -> ModuleType:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, MoeSpec, ResidualSpec
+from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, LightningSpec, MlpSpec, MoeSpec, ResidualSpec
 from .attention import Attention
 from .gated_delta import GatedDelta
+from .lightning import Lightning
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
 
-BUILDS = {GatedDeltaSpec: GatedDelta, AttentionSpec: Attention, MlpSpec: Mlp, MoeSpec: Moe}
+BUILDS = {
+    AttentionSpec: Attention,
+    GatedDeltaSpec: GatedDelta,
+    LightningSpec: Lightning,
+    MlpSpec: Mlp,
+    MoeSpec: Moe,
+}
 
 
 class Layer(nn.Module):

@@ -7,6 +7,7 @@ from .. import ops
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
 from .norm import RMSNorm
+from .rope import rotate
 
 
 class Attention(nn.Module):
@@ -19,7 +20,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(hidden_size, queries * (2 if spec.output_gate else 1), bias=spec.bias)
         self.k_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
         self.v_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
-        self.o_proj = nn.Linear(queries, hidden_size, bias=spec.bias)
+        self.o_proj = nn.Linear(queries, hidden_size, bias=spec.bias or spec.output_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
@@ -37,7 +38,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
+        q, k = (rotate(y.swapaxes(1, 2), spec.rope, span) for y in (q, k))  # [B, heads, T, D]
         if spec.window is None:
             keys, values = state.append(k, v, span.starts)
             seen = {"starts": span.starts}
@@ -46,9 +47,3 @@ class Attention(nn.Module):
         o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, **seen)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
         return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
-
-    def _rotate(self, x, span):
-        rope = self.spec.rope
-        if rope is None:
-            return x
-        return mx.fast.rope(x, rope.dims, traditional=rope.interleaved, base=rope.theta, scale=1.0, offset=span.offset)

@@ -10,12 +10,20 @@ def swiglu(gate, up):
     return gate * mx.sigmoid(gate) * up
 
 
+def geglu(gate, up):
+    return nn.gelu_approx(gate) * up
+
+
+GATED = {"silu": swiglu, "gelu_tanh": geglu}
+
+
 class Mlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int):
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, spec.size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, spec.size, bias=False)
-        self.down_proj = nn.Linear(spec.size, hidden_size, bias=False)
+        self.spec = spec
+        self.gate_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
+        self.up_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
+        self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
 
     def __call__(self, x):
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(GATED[self.spec.activation](self.gate_proj(x), self.up_proj(x)))

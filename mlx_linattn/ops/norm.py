@@ -10,11 +10,19 @@ def rms_norm(x, weight, eps: float):
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
-def norm_then_gate(x, weight, gate, eps: float, activation: str):
-    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
+def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1):
+    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D].
+
+    With ``groups``, each of that many equal parts of D has a root mean square of its own.
+    """
     gate32 = gate.astype(mx.float32)
     opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
-    return (mx.fast.rms_norm(x.astype(mx.float32), weight, eps) * opened).astype(x.dtype)
+    x32 = x.astype(mx.float32)
+    if groups == 1:
+        normed = mx.fast.rms_norm(x32, weight, eps)
+    else:
+        normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight
+    return (normed * opened).astype(x.dtype)
 
 
 def l2_normalize(x, eps: float = 1e-6):
