@@ -9,6 +9,7 @@ from .backend import BACKENDS, forced_backend, use_backend
 from .conv import short_conv
 from .delta_mixer import delta_mixer
 from .gates import delta_decay, write_strength
+from .kernel_attention import kernel_attention, map_features
 from .norm import l2_normalize, norm_then_gate, rms_norm
 from .recurrence import recurrence
 
@@ -18,7 +19,9 @@ __all__ = [
     "delta_decay",
     "delta_mixer",
     "forced_backend",
+    "kernel_attention",
     "l2_normalize",
+    "map_features",
     "norm_then_gate",
     "recurrence",
     "rms_norm",
