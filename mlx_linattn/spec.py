@@ -79,6 +79,43 @@ class MambaSpec:
 
 
 @dataclass(frozen=True)
+class LowRankDecay:
+    """decay = sigmoid(W2 W1 x + b)^(1 / normalizer), one a key channel and token    (GLA: Yang et al. 2024)."""
+
+    rank: int
+    normalizer: float
+    log_minimum: float | None = None  # log decays are not below this
+
+
+@dataclass(frozen=True)
+class KeyDecay:
+    """decay = f and key = 1 - f, where f = bound + (1 - bound) sigmoid(W x)    (HGRN2: Qin et al. 2024)."""
+
+    bounded: bool  # bound is a vector of the layer's; otherwise 0
+
+
+@dataclass(frozen=True)
+class LinearAttentionSpec:
+    """Linear attention without a delta rule: S = decay * S + phi(k) (x) v, o = S^T phi(q) / sqrt(features).
+
+    decay None                 kernel linear attention        one number a head   RetNet
+    LowRankDecay               GLA                            KeyDecay            HGRN2
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    norm_eps: float
+    decay: tuple[float, ...] | LowRankDecay | KeyDecay | None = None
+    feature_map: str = "identity"  # phi: "elu" (+ 1), "relu", "silu", "exp", or learned: "elementwise_product", "t2r", "hedgehog"
+    normalize: bool = False  # divide o by the sum of its weights; only without decay
+    rope: RopeSpec | None = None
+    output_gate: str | None = None  # "silu" or "sigmoid" of a projection multiplies the normed output
+    norm_whole: bool = False  # one norm over all heads' outputs together
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Softmax attention with grouped keys and values."""
 
@@ -142,7 +179,7 @@ class ResidualSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    mixer: GatedDeltaSpec | AttentionSpec | LightningSpec | RgLruSpec | MambaSpec
+    mixer: LinearAttentionSpec | GatedDeltaSpec | AttentionSpec | LightningSpec | RgLruSpec | MambaSpec
     mlp: MlpSpec | MoeSpec | None
     mixer_residual: ResidualSpec = ResidualSpec()
     mlp_residual: ResidualSpec = ResidualSpec()

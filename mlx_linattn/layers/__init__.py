@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, LightningSpec, MlpSpec, MoeSpec, ResidualSpec
+from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, LightningSpec, LinearAttentionSpec, MlpSpec, MoeSpec, ResidualSpec
 from .attention import Attention
 from .gated_delta import GatedDelta
 from .lightning import Lightning
+from .linear_attention import LinearAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
@@ -16,6 +17,7 @@ BUILDS = {
     AttentionSpec: Attention,
     GatedDeltaSpec: GatedDelta,
     LightningSpec: Lightning,
+    LinearAttentionSpec: LinearAttention,
     MlpSpec: Mlp,
     MoeSpec: Moe,
 }
