@@ -25,6 +25,7 @@ class GatedDeltaSpec:
     conv_width: int
     norm_eps: float
     beta_scale: float = 1.0
+    separate_qkv: bool = False  # q, k and v have a projection each, which a checkpoint may quantize differently
 
     @property
     def conv_channels(self) -> int:
@@ -108,11 +109,52 @@ class LinearAttentionSpec:
     value_dim: int
     norm_eps: float
     decay: tuple[float, ...] | LowRankDecay | KeyDecay | None = None
-    feature_map: str = "identity"  # phi: "elu" (+ 1), "relu", "silu", "exp", or learned: "elementwise_product", "t2r", "hedgehog"
+    feature_map: str = (
+        "identity"  # phi: "elu" (+ 1), "relu", "silu", "exp", or learned: "elementwise_product", "t2r", "hedgehog"
+    )
     normalize: bool = False  # divide o by the sum of its weights; only without decay
     rope: RopeSpec | None = None
     output_gate: str | None = None  # "silu" or "sigmoid" of a projection multiplies the normed output
     norm_whole: bool = False  # one norm over all heads' outputs together
+
+
+@dataclass(frozen=True)
+class KdaSpec:
+    """Kimi Delta Attention: one decay per key channel and token; q, k, v projected apart, one short convolution over all."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    norm_eps: float
+    decay_rank: int | None  # inner width of the decay's projection; None: one matrix
+    gate_rank: int | None  # the same for the output gate
+    gate_bias: bool = False  # the output gate's (last) projection has a bias
+    lower_bound: float | None = None  # log decays lie in [lower_bound, 0]; None: the softplus gate, without a bound
+    beta_scale: float = 1.0
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """Multi-head latent attention: keys and values of all heads are made from one latent of ``rank`` numbers a token.
+
+    A head's key is [its own nope_dim from the latent | rope_dim shared by all heads]; ``rope`` None leaves those unrotated.
+    """
+
+    heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    rope: RopeSpec | None
+    norm_eps: float
+    query_rank: int | None = None  # inner width of the query's projection; None: one matrix
+    output_gate: str | None = None  # a sigmoid for each "feature" of the output, or one for each "head"
 
 
 @dataclass(frozen=True)
@@ -124,7 +166,8 @@ class AttentionSpec:
     head_dim: int
     rope: RopeSpec | None
     norm_eps: float
-    qk_norm: bool = False
+    qk_norm: bool = False  # norm of each head's query and key
+    qk_norm_full: bool = False  # norm of all heads' queries together, and of all keys
     output_gate: bool = False  # q_proj also yields a sigmoid gate for each output feature
     bias: bool = False
     output_bias: bool = False  # o_proj has a bias even where the others have none
@@ -133,11 +176,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """down(activation(gate x) * up x)."""
+    """down(activation(gate x) * up x); with a ``limit``, silu(gate x) is cut above it and up x on both sides."""
 
     size: int
     activation: str = "silu"  # or "gelu_tanh"
     bias: bool = False
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +205,8 @@ class MoeSpec:
     groups: int = 1
     top_groups: int = 1
     shared_gate: bool = False  # a sigmoid gate of its own scales the shared MLP
+    limit: float | None = None  # the experts' MlpSpec.limit
+    shared_limit: float | None = None  # the shared MLP's
 
 
 @dataclass(frozen=True)
@@ -179,7 +225,9 @@ class ResidualSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    mixer: LinearAttentionSpec | GatedDeltaSpec | AttentionSpec | LightningSpec | RgLruSpec | MambaSpec
+    mixer: (
+        AttentionSpec | GatedDeltaSpec | KdaSpec | LightningSpec | LinearAttentionSpec | MambaSpec | MlaSpec | RgLruSpec
+    )
     mlp: MlpSpec | MoeSpec | None
     mixer_residual: ResidualSpec = ResidualSpec()
     mlp_residual: ResidualSpec = ResidualSpec()

@@ -72,18 +72,20 @@ class KVState:
 
     def append(self, keys, values, starts: tuple[int, ...]):
         """Store [B, Hkv, T, D] at each row's start; returns the keys and values from column 0 to the longest row's end."""
-        T = keys.shape[2]
-        end = max(starts) + T
-        self.keys, self.values = self._room(self.keys, keys, end), self._room(self.values, values, end)
-        if len(set(starts)) == 1:
-            self.keys[:, :, starts[0] : end] = keys
-            self.values[:, :, starts[0] : end] = values
-        else:
-            columns = (mx.array(starts)[:, None] + mx.arange(T))[:, None, :, None]  # [B, 1, T, 1]
-            self.keys = mx.put_along_axis(self.keys, mx.broadcast_to(columns, keys.shape), keys, axis=2)
-            self.values = mx.put_along_axis(self.values, mx.broadcast_to(columns, values.shape), values, axis=2)
+        end = max(starts) + keys.shape[2]
+        self.keys = self._store(self.keys, keys, starts, end)
+        self.values = self._store(self.values, values, starts, end)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _store(self, buffer, new, starts, end):
+        """``buffer``, made larger where it ends before column ``end``, with ``new`` in its place."""
+        buffer = self._room(buffer, new, end)
+        if len(set(starts)) == 1:
+            buffer[:, :, starts[0] : end] = new
+            return buffer
+        columns = (mx.array(starts)[:, None] + mx.arange(new.shape[2]))[:, None, :, None]  # [B, 1, T, 1]
+        return mx.put_along_axis(buffer, mx.broadcast_to(columns, new.shape), new, axis=2)
 
     def _room(self, buffer, new, end):
         if buffer is not None and buffer.shape[2] >= end:
@@ -97,7 +99,7 @@ class KVState:
 
     @property
     def state(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
+        return [array for array in (self.keys, self.values) if array is not None]
 
     @property
     def nbytes(self) -> int:
@@ -160,6 +162,16 @@ class WindowState(RecurrentState):
         last = tuple(min(start, W - 1) for start in starts)  # a full buffer is seen whole, whatever its order
         used = max(last) + 1
         return *(array[:, :, :used] for array in self.arrays), {"starts": last}
+
+
+class LatentState(KVState):
+    """The latents of a multi-head latent attention layer: keys of one head whose first features are also the values."""
+
+    def append(self, latents, starts: tuple[int, ...]):
+        """Store [B, 1, T, D] at each row's start; returns the latents from column 0 to the longest row's end."""
+        self.length = max(starts) + latents.shape[2]
+        self.keys = self._store(self.keys, latents, starts, self.length)
+        return self.keys[:, :, : self.length]
 
 
 @dataclass(frozen=True)

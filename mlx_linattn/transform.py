@@ -32,6 +32,11 @@ def reshape(arrays, *shape):
     return [array.reshape(*shape) for array in arrays]
 
 
+def cut(arrays, axis, first, last):
+    """The entries ``first`` to ``last`` (excluded)."""
+    return [mx.take(array, mx.arange(first, last), axis=axis) for array in arrays]
+
+
 def part(arrays, axis, index, count):
     """The ``index``-th of ``count`` equal parts."""
     return [mx.split(array, count, axis=axis)[index] for array in arrays]
@@ -48,7 +53,7 @@ def ungroup(arrays, groups, sizes, wanted):
     return result
 
 
-STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, part, ungroup)}
+STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, cut, part, ungroup)}
 
 
 def apply(take: Take, arrays: list[mx.array]) -> mx.array:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, LightningSpec, LinearAttentionSpec, MlpSpec, MoeSpec, ResidualSpec
+from ..spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    KdaSpec,
+    LayerSpec,
+    LightningSpec,
+    LinearAttentionSpec,
+    MlaSpec,
+    MlpSpec,
+    MoeSpec,
+    ResidualSpec,
+)
 from .attention import Attention
 from .gated_delta import GatedDelta
+from .kda import KimiDelta
 from .lightning import Lightning
 from .linear_attention import LinearAttention
+from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
@@ -16,8 +29,10 @@ from .norm import RMSNorm
 BUILDS = {
     AttentionSpec: Attention,
     GatedDeltaSpec: GatedDelta,
+    KdaSpec: KimiDelta,
     LightningSpec: Lightning,
     LinearAttentionSpec: LinearAttention,
+    MlaSpec: LatentAttention,
     MlpSpec: Mlp,
     MoeSpec: Moe,
 }

@@ -24,6 +24,9 @@ class Attention(nn.Module):
         if spec.qk_norm:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+        if spec.qk_norm_full:
+            self.q_norm = RMSNorm(queries, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.kv_heads * spec.head_dim, spec.norm_eps)
 
     def make_state(self) -> KVState | WindowState:
         return KVState() if self.spec.window is None else WindowState(self.spec.window)
@@ -31,10 +34,13 @@ class Attention(nn.Module):
     def __call__(self, x, state: KVState | WindowState, span):
         spec = self.spec
         B, T, _ = x.shape
-        q = self.q_proj(x).reshape(B, T, spec.heads, -1)
+        q, k = self.q_proj(x), self.k_proj(x)
+        if spec.qk_norm_full:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = q.reshape(B, T, spec.heads, -1)
         if spec.output_gate:  # each head's rows are [query | gate]
             q, gate = q[..., : spec.head_dim], q[..., spec.head_dim :].reshape(B, T, -1)
-        k = self.k_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim)
+        k = k.reshape(B, T, spec.kv_heads, spec.head_dim)
         v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)

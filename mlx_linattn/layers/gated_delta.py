@@ -17,7 +17,12 @@ class GatedDelta(nn.Module):
         super().__init__()
         self.spec = spec
         values = spec.value_heads * spec.value_dim
-        self.in_proj_qkv = nn.Linear(hidden_size, spec.conv_channels, bias=False)
+        if spec.separate_qkv:
+            self.q_proj = nn.Linear(hidden_size, spec.key_heads * spec.key_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, spec.key_heads * spec.key_dim, bias=False)
+            self.v_proj = nn.Linear(hidden_size, values, bias=False)
+        else:
+            self.in_proj_qkv = nn.Linear(hidden_size, spec.conv_channels, bias=False)
         self.in_proj_z = nn.Linear(hidden_size, values, bias=False)
         self.in_proj_b = nn.Linear(hidden_size, spec.value_heads, bias=False)
         self.in_proj_a = nn.Linear(hidden_size, spec.value_heads, bias=False)
@@ -33,8 +38,12 @@ class GatedDelta(nn.Module):
     def __call__(self, x, state: RecurrentState, span):
         spec = self.spec
         window, matrix = state.arrays
+        if spec.separate_qkv:
+            qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        else:
+            qkv = self.in_proj_qkv(x)
         y, *state.arrays = ops.delta_mixer(
-            self.in_proj_qkv(x), self.in_proj_a(x), self.in_proj_b(x), self.in_proj_z(x),
+            qkv, self.in_proj_a(x), self.in_proj_b(x), self.in_proj_z(x),
             conv_weight=self.conv_weight, A_log=self.A_log, dt_bias=self.dt_bias, norm_weight=self.norm_weight,
             window=window, state=matrix, key_heads=spec.key_heads, value_heads=spec.value_heads, key_dim=spec.key_dim,
             value_dim=spec.value_dim, beta_scale=spec.beta_scale, eps=spec.norm_eps, lengths=span.lengths,

@@ -6,11 +6,14 @@ import mlx.nn as nn
 from ..spec import MlpSpec
 
 
-def swiglu(gate, up):
-    return gate * mx.sigmoid(gate) * up
+def swiglu(gate, up, limit: float | None = None):
+    opened = gate * mx.sigmoid(gate)
+    if limit is not None:
+        opened, up = mx.minimum(opened, limit), mx.clip(up, -limit, limit)
+    return opened * up
 
 
-def geglu(gate, up):
+def geglu(gate, up, limit: None = None):
     return nn.gelu_approx(gate) * up
 
 
@@ -26,4 +29,4 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
 
     def __call__(self, x):
-        return self.down_proj(GATED[self.spec.activation](self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(GATED[self.spec.activation](self.gate_proj(x), self.up_proj(x), self.spec.limit))
