@@ -16,7 +16,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """Gated DeltaNet: one decay per value head and token, one short convolution over [q | k | v]."""
+    """Gated DeltaNet: one decay per value head and token, one short convolution over [q | k | v]. Without decay, DeltaNet."""
 
     key_heads: int
     value_heads: int
@@ -25,6 +25,8 @@ class GatedDeltaSpec:
     conv_width: int
     norm_eps: float
     beta_scale: float = 1.0
+    decay: bool = True
+    output_gate: str | None = "silu"  # or "sigmoid", of a projection; None: the output norm alone
     separate_qkv: bool = False  # q, k and v have a projection each, which a checkpoint may quantize differently
 
     @property

@@ -25,9 +25,9 @@ from types import ModuleType
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layout import Published
 from ..spec import ModelSpec
-from . import bailing_linear, bailing_v3, kimi_linear, minimax, olmo_hybrid, qwen3_5, qwen3_next
+from . import bailing_linear, bailing_v3, fla, kimi_linear, minimax, olmo_hybrid, qwen3_5, qwen3_next
 
-FAMILIES = (qwen3_next, qwen3_5, kimi_linear, olmo_hybrid, bailing_v3, minimax, bailing_linear)
+FAMILIES = (qwen3_next, qwen3_5, kimi_linear, olmo_hybrid, bailing_v3, minimax, bailing_linear, fla)
 
 
 def family(config: dict) -> ModuleType:
