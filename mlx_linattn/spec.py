@@ -181,9 +181,9 @@ class MlpSpec:
     """down(activation(gate x) * up x); with a ``limit``, silu(gate x) is cut above it and up x on both sides."""
 
     size: int
+    limit: float | None = None
     activation: str = "silu"  # or "gelu_tanh"
     bias: bool = False
-    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -246,3 +246,4 @@ class ModelSpec:
     max_positions: int
     embedding_scale: float = 1.0
     logit_softcap: float | None = None  # c tanh(logits / c)
+    residual_float32: bool = False  # the residual stream is float32 whatever the weights' dtype

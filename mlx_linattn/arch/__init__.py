@@ -25,9 +25,35 @@ from types import ModuleType
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layout import Published
 from ..spec import ModelSpec
-from . import bailing_linear, bailing_v3, fla, kimi_linear, minimax, olmo_hybrid, qwen3_5, qwen3_next
+from . import (
+    bailing_linear,
+    bailing_v3,
+    bailing_v25,
+    fla,
+    jamba,
+    kimi_linear,
+    mamba,
+    minimax,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+    recurrent_gemma,
+)
 
-FAMILIES = (qwen3_next, qwen3_5, kimi_linear, olmo_hybrid, bailing_v3, minimax, bailing_linear, fla)
+FAMILIES = (
+    qwen3_next,
+    qwen3_5,
+    kimi_linear,
+    olmo_hybrid,
+    bailing_v3,
+    bailing_v25,
+    bailing_linear,
+    minimax,
+    recurrent_gemma,
+    jamba,
+    mamba,
+    fla,
+)
 
 
 def family(config: dict) -> ModuleType:

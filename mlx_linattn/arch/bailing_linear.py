@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ..layout import Published, Quantize, Take
 from ..spec import AttentionSpec, LayerSpec, LightningSpec, MlpSpec, ModelSpec, MoeSpec
+from .common import moe_names, stacked_experts
 from .config import Config
 from .lightning_decay import ling_decay
 
@@ -20,9 +21,7 @@ PREFIXES = ()
 
 PUBLISHED = (
     Published(r"(.*)\.mlp\.gate\.gate_proj\.(weight|bias)", Take("{1}.mlp.gate.{2}")),
-    Published(
-        r"(.*)\.switch_mlp\.(gate|up|down)_proj\.weight", Take("{1}.experts.{expert}.{2}_proj.weight", ("stack",))
-    ),
+    *stacked_experts(),
 )
 DROPPED: tuple[tuple[str, str], ...] = ()
 QUANTIZE = (Quantize(r".*\.mlp\.gate\.gate_proj", 8, "router: a rounded score chooses another expert"),)
@@ -122,8 +121,7 @@ def names(spec: ModelSpec) -> Iterator[tuple[str, str | Take]]:
         yield f"{ours}.mlp", f"{theirs}.mlp"
         if isinstance(layer.mlp, MoeSpec):
             yield f"{ours}.mlp.gate", f"{theirs}.mlp.gate.gate_proj"
-            yield f"{ours}.mlp.correction_bias", f"{theirs}.mlp.gate.expert_bias"
-            yield f"{ours}.mlp.shared_expert", f"{theirs}.mlp.shared_experts"
+            yield from moe_names(f"{ours}.mlp", f"{theirs}.mlp", "gate.expert_bias")
         yield from _mixer_names(f"{ours}.mixer", f"{theirs}.attention", layer.mixer)
 
 
@@ -135,7 +133,7 @@ def _mixer_names(ours: str, theirs: str, mixer) -> Iterator[tuple[str, str | Tak
         yield f"{ours}.g_proj", f"{theirs}.g_proj"
         yield f"{ours}.norm_weight", f"{theirs}.g_norm.weight"
         yield f"{ours}.out_proj", f"{theirs}.dense"
-    else:
+    if isinstance(mixer, AttentionSpec):
         rows = tuple(heads * mixer.head_dim for heads in (mixer.heads, mixer.kv_heads, mixer.kv_heads))
         for index, name in enumerate(("q_proj", "k_proj", "v_proj")):
             yield f"{ours}.{name}", Take(f"{theirs}.query_key_value", ("ungroup", 1, rows, (index,)))

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import CheckpointError
-from ..layout import Published, Quantize, Take
+from ..layout import Quantize, Take
 from ..spec import AttentionSpec, LayerSpec, LightningSpec, ModelSpec, MoeSpec, ResidualSpec, RopeSpec
+from .common import stacked_experts
 from .config import Config
 from .lightning_decay import decays
 
@@ -28,19 +29,7 @@ MLX_PREFIX = ""
 PREFIXES = ()
 
 
-def _experts(ours: str, theirs: str, packed: Take) -> Published:
-    return Published(
-        rf"(.*)\.switch_mlp\.{ours}\.weight",
-        Take(f"{{1}}.experts.{{expert}}.{theirs}.weight", ("stack",)),
-        packed,
-    )
-
-
-PUBLISHED = (
-    _experts("gate_proj", "w1", Take("{1}.experts.gate_up_proj", ("part", -2, 0, 2))),
-    _experts("up_proj", "w3", Take("{1}.experts.gate_up_proj", ("part", -2, 1, 2))),
-    _experts("down_proj", "w2", Take("{1}.experts.down_proj")),
-)
+PUBLISHED = stacked_experts()
 DROPPED = (
     (
         r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",

@@ -7,6 +7,7 @@ from .. import ops
 from ..spec import MlaSpec
 from ..state import LatentState
 from .norm import RMSNorm
+from .rope import rotate
 
 
 class HeadLinear(nn.Module):
@@ -76,9 +77,9 @@ class LatentAttention(nn.Module):
         down = self.kv_a_proj_with_mqa(x)[:, None]  # [B, 1, T, rank + rope]
         latent = self.kv_a_layernorm(down[..., : spec.rank])
         latents = state.append(
-            mx.concatenate([latent, self._rotate(down[..., spec.rank :], span)], axis=-1), span.starts
+            mx.concatenate([latent, rotate(down[..., spec.rank :], spec.rope, span)], axis=-1), span.starts
         )
-        q_nope, q_rope = q[..., : spec.nope_dim], self._rotate(q[..., spec.nope_dim :], span)
+        q_nope, q_rope = q[..., : spec.nope_dim], rotate(q[..., spec.nope_dim :], spec.rope, span)
         q = mx.concatenate([self.embed_q(q_nope), q_rope], axis=-1)
         scale = (spec.nope_dim + spec.rope_dim) ** -0.5
         # The values are the latents without their rope part: taking them whole and dropping that part from the result
@@ -94,9 +95,3 @@ class LatentAttention(nn.Module):
         if self.spec.query_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-
-    def _rotate(self, x, span):
-        rope = self.spec.rope
-        if rope is None:
-            return x
-        return mx.fast.rope(x, rope.dims, traditional=rope.interleaved, base=rope.theta, scale=1.0, offset=span.offset)

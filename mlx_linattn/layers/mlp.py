@@ -13,13 +13,6 @@ def swiglu(gate, up, limit: float | None = None):
     return opened * up
 
 
-def geglu(gate, up, limit: None = None):
-    return nn.gelu_approx(gate) * up
-
-
-GATED = {"silu": swiglu, "gelu_tanh": geglu}
-
-
 class Mlp(nn.Module):
     def __init__(self, spec: MlpSpec, hidden_size: int):
         super().__init__()
@@ -29,4 +22,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
 
     def __call__(self, x):
-        return self.down_proj(GATED[self.spec.activation](self.gate_proj(x), self.up_proj(x), self.spec.limit))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.spec.activation == "gelu_tanh":
+            return self.down_proj(nn.gelu_approx(gate) * up)
+        return self.down_proj(swiglu(gate, up, self.spec.limit))

@@ -25,6 +25,17 @@ def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1
     return (normed * opened).astype(x.dtype)
 
 
+def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
+    """rms_norm(x * silu(gate)) * weight, the mean taken over each of ``groups`` equal parts of the last axis: Mamba-2.
+
+    x, gate [..., D]; weight [D]. Returns x's shape and dtype, computed in float32.
+    """
+    gate32 = gate.astype(mx.float32)
+    opened = x.astype(mx.float32) * (gate32 * mx.sigmoid(gate32))
+    parts = opened.reshape(*x.shape[:-1], groups, -1)
+    return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
+
+
 def l2_normalize(x, eps: float = 1e-6):
     """x / sqrt(sum(x^2) + eps) over the last axis, in float32."""
     D = x.shape[-1]

@@ -6,7 +6,7 @@ from helpers import check_golden
 from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
 
-FIXTURES = ["minimax_text_01", "minimax_hf", "bailing_moe_linear"]
+FIXTURES = ["minimax_text_01", "minimax_hf", "bailing_moe_linear", "bailing_hybrid_v25"]
 
 
 @pytest.mark.parametrize("name", FIXTURES)

@@ -29,9 +29,8 @@ def attention():
 
 def run(attention, state, x, counts=None):
     span = state.span(x.shape[0], x.shape[1], counts)
-    y = attention(x, state[0], span)
-    state.advance(span)
-    return y
+    with state.advancing(span):
+        return attention(x, state[0], span)
 
 
 def fresh(attention):
