@@ -101,8 +101,9 @@ class KeyDecay:
 class LinearAttentionSpec:
     """Linear attention without a delta rule: S = decay * S + phi(k) (x) v, o = S^T phi(q) / sqrt(features).
 
-    decay None                 kernel linear attention        one number a head   RetNet
-    LowRankDecay               GLA                            KeyDecay            HGRN2
+    decay   None: 1, kernel linear attention.  A number a head: RetNet.  LowRankDecay: GLA.  KeyDecay: HGRN2.
+    phi     "identity", "elu" (elu + 1), "relu", "silu", "exp" (of x / sqrt(key_dim), only with ``normalize``), or with
+            weights "elementwise_product", "t2r", "hedgehog". KeyDecay's key goes without phi.
     """
 
     heads: int
@@ -111,9 +112,7 @@ class LinearAttentionSpec:
     value_dim: int
     norm_eps: float
     decay: tuple[float, ...] | LowRankDecay | KeyDecay | None = None
-    feature_map: str = (
-        "identity"  # phi: "elu" (+ 1), "relu", "silu", "exp", or learned: "elementwise_product", "t2r", "hedgehog"
-    )
+    feature_map: str = "identity"
     normalize: bool = False  # divide o by the sum of its weights; only without decay
     rope: RopeSpec | None = None
     output_gate: str | None = None  # "silu" or "sigmoid" of a projection multiplies the normed output

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..layout import Quantize, Take
 from ..spec import AttentionSpec, LayerSpec, LightningSpec, ModelSpec, MoeSpec, ResidualSpec, RopeSpec
 from .common import stacked_experts
@@ -43,6 +43,11 @@ NORM_EPS = 1e-6  # of the Lightning output norm: both modelling codes take their
 
 def spec(config: dict) -> ModelSpec:
     text = Config(config)
+    if "MiniMaxM2ForCausalLM" in (config.get("architectures") or []):
+        raise UnsupportedModelError(
+            "config.json: architectures names MiniMaxM2ForCausalLM, a model without linear attention that shares its "
+            "model_type 'minimax' with MiniMax-Text-01; use mlx_lm for it"
+        )
     text.only("hidden_act", "silu")
     text.only("postnorm", True)
     text.only("shared_intermediate_size", 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import TokenizerError
 from .door import mlx_lm
+from .sentencepiece import sentencepiece_settings
 
 _wrapper = mlx_lm("tokenizer_utils")
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -38,7 +39,10 @@ def load_tokenizer(folder: Path, config: dict, extra: dict[str, Any] | None = No
             f"{folder}: has no tokenizer (none of {', '.join(FILES)}); copy the tokenizer files of the original model there"
         )
     try:
-        tokenizer = _wrapper.load(folder, dict(extra or {}), eos_token_ids=end_tokens(folder, config))
+        settings = {**sentencepiece_settings(folder), **(extra or {})}
+        tokenizer = _wrapper.load(folder, settings, eos_token_ids=end_tokens(folder, config))
+    except TokenizerError:
+        raise
     except Exception as error:  # transformers and tokenizers raise bare Exceptions for damaged files
         reason = str(error).strip().split("\n")[0]
         raise TokenizerError(f"{folder}: its tokenizer cannot be loaded ({reason})") from error

@@ -39,7 +39,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q = q.reshape(B, T, spec.heads, -1)
         if spec.output_gate:  # each head's rows are [query | gate]
-            q, gate = q[..., : spec.head_dim], q[..., spec.head_dim :].reshape(B, T, -1)
+            q, gate = mx.split(q, 2, axis=-1)
         k = k.reshape(B, T, spec.kv_heads, spec.head_dim)
         v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
         if spec.qk_norm:
@@ -52,4 +52,4 @@ class Attention(nn.Module):
             keys, values, seen = state.append(k, v, span)
         o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, **seen)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
-        return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
+        return self.o_proj(ops.sigmoid_gate(o, gate.reshape(B, T, -1)) if spec.output_gate else o)

@@ -35,7 +35,7 @@ class Lightning(nn.Module):
         spec = self.spec
         B, T, _ = x.shape
         qkv = self.qkv_proj(x)
-        qkv = nn.silu(qkv) if spec.silu else qkv
+        qkv = ops.silu(qkv) if spec.silu else qkv
         q, k, v = (y.reshape(B, T, spec.heads, spec.head_dim) for y in mx.split(qkv, 3, axis=-1))
         if spec.qk_norm_eps is not None:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -51,7 +51,7 @@ class Mamba(nn.Module):
         delta = mx.logaddexp(self.dt_proj(dt).astype(mx.float32) + self.dt_bias, 0.0)
         y, h = ops.selective_scan(x, delta, -mx.exp(self.A_log), B, C, self.D, h, span.lengths)
         state.arrays = [window, h]
-        return self.out_proj(y * nn.silu(z))
+        return self.out_proj(ops.swiglu(z, y))
 
     def _normed(self, steps):
         if self.spec.step_norm is None:

@@ -22,8 +22,9 @@ class HeadLinear(nn.Module):
 
     def to_quantized(self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_):
         quantized = QuantizedHeadLinear(group_size, bits, mode)
-        packed = mx.quantize(self.weight, group_size, bits, mode=mode)
-        quantized.update(dict(zip(("weight", "scales", "biases"), packed)))
+        quantized.weight, quantized.scales, *biases = mx.quantize(self.weight, group_size, bits, mode=mode)
+        if biases:
+            quantized.biases = biases[0]
         return quantized
 
 

@@ -3,14 +3,15 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import ops
 from ..spec import MlpSpec
 
 
-def swiglu(gate, up, limit: float | None = None):
-    opened = gate * mx.sigmoid(gate)
-    if limit is not None:
-        opened, up = mx.minimum(opened, limit), mx.clip(up, -limit, limit)
-    return opened * up
+def limited_swiglu(gate, up, limit: float | None):
+    """silu(gate) * up, with silu(gate) cut above ``limit`` and up on both sides of it."""
+    if limit is None:
+        return ops.swiglu(gate, up)
+    return mx.minimum(ops.silu(gate), limit) * mx.clip(up, -limit, limit)
 
 
 class Mlp(nn.Module):
@@ -25,4 +26,4 @@ class Mlp(nn.Module):
         gate, up = self.gate_proj(x), self.up_proj(x)
         if self.spec.activation == "gelu_tanh":
             return self.down_proj(nn.gelu_approx(gate) * up)
-        return self.down_proj(swiglu(gate, up, self.spec.limit))
+        return self.down_proj(limited_swiglu(gate, up, self.spec.limit))

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..spec import MlpSpec, MoeSpec
-from .mlp import Mlp, swiglu
+from .mlp import Mlp, limited_swiglu
 
 
 class ExpertLinear(nn.Module):
@@ -31,8 +31,9 @@ class ExpertLinear(nn.Module):
 
     def to_quantized(self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_):
         quantized = QuantizedExpertLinear(group_size, bits, mode)
-        packed = mx.quantize(self.weight, group_size, bits, mode=mode)
-        quantized.update(dict(zip(("weight", "scales", "biases"), packed)))
+        quantized.weight, quantized.scales, *biases = mx.quantize(self.weight, group_size, bits, mode=mode)
+        if biases:
+            quantized.biases = biases[0]
         return quantized
 
 
@@ -68,7 +69,7 @@ class Experts(nn.Module):
         else:
             rows = mx.repeat(x, top_k, axis=0)
         rows = rows[:, None]
-        y = swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted), self.limit)
+        y = limited_swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted), self.limit)
         y = self.down_proj(y, experts, is_sorted)[:, 0]
         if is_sorted:
             y = y[mx.argsort(order)]

@@ -8,7 +8,7 @@ from .attention import attention
 from .backend import BACKENDS, forced_backend, use_backend
 from .conv import short_conv
 from .delta_mixer import delta_mixer
-from .gates import delta_decay, write_strength
+from .gates import delta_decay, sigmoid_gate, silu, swiglu, write_strength
 from .kernel_attention import kernel_attention, map_features
 from .norm import gate_then_norm, l2_normalize, norm_then_gate, rms_norm
 from .recurrence import recurrence
@@ -30,6 +30,9 @@ __all__ = [
     "rms_norm",
     "selective_scan",
     "short_conv",
+    "sigmoid_gate",
+    "silu",
+    "swiglu",
     "use_backend",
     "write_strength",
 ]

@@ -71,13 +71,15 @@ def _tiled(q, k, v, scale, starts, window, first):
     total, out = mx.zeros((B, Hkv, rows, 1)), mx.zeros((B, Hkv, rows, v.shape[-1]))
     for begin in range(0, S, TILE):
         end = min(begin + TILE, S)
-        scores = q @ k[:, :, begin:end].astype(mx.float32).swapaxes(-1, -2)
+        # Not before the last tile is done: MLX would make the scores of several tiles first, and hold them all.
+        keys, values = mx.depends([k[:, :, begin:end], v[:, :, begin:end]], [out, total])
+        scores = q @ keys.astype(mx.float32).swapaxes(-1, -2)
         if end - 1 > min(starts) or window is not None or first is not None:
             visible = mx.tile(_visible(starts, T, begin, end, window, first), (1, 1, H // Hkv, 1))
             scores = mx.where(visible, scores, MASKED)
         new_best = mx.maximum(best, scores.max(-1, keepdims=True))
         weights, shrink = mx.exp(scores - new_best), mx.exp(best - new_best)
         total = shrink * total + weights.sum(-1, keepdims=True)
-        out = shrink * out + weights @ v[:, :, begin:end].astype(mx.float32)
+        out = shrink * out + weights @ values.astype(mx.float32)
         best = new_best
     return (out / total).reshape(B, H, T, -1).astype(v.dtype)

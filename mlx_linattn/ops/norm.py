@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .gates import sigmoid_gate, swiglu
+
 
 def rms_norm(x, weight, eps: float):
     """x / rms(x) * weight over the last axis, in float32, returned in x's dtype."""
@@ -15,14 +17,17 @@ def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1
 
     With ``groups``, each of that many equal parts of D has a root mean square of its own.
     """
-    gate32 = gate.astype(mx.float32)
-    opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
     x32 = x.astype(mx.float32)
     if groups == 1:
         normed = mx.fast.rms_norm(x32, weight, eps)
     else:
         normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight
-    return (normed * opened).astype(x.dtype)
+    gated = sigmoid_gate if activation == "sigmoid" else swiglu_of
+    return gated(normed, gate.astype(mx.float32)).astype(x.dtype)
+
+
+def swiglu_of(x, gate):
+    return swiglu(gate, x)
 
 
 def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
@@ -30,8 +35,7 @@ def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
 
     x, gate [..., D]; weight [D]. Returns x's shape and dtype, computed in float32.
     """
-    gate32 = gate.astype(mx.float32)
-    opened = x.astype(mx.float32) * (gate32 * mx.sigmoid(gate32))
+    opened = swiglu(gate.astype(mx.float32), x.astype(mx.float32))
     parts = opened.reshape(*x.shape[:-1], groups, -1)
     return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
 

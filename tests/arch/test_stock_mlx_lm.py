@@ -5,11 +5,21 @@ import mlx.nn as nn
 import pytest
 from helpers import assert_close, golden, largest_difference, tolerance
 from mlx.utils import tree_flatten
-from stock import our_layout, stock_model
+from stock import convert, difference, our_layout, stock_model
 
+from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.loading import load_model
 
-RIGHT = ["bailing_moe_linear", "bailing_hybrid_v25", "jamba_dense", "mamba", "falcon_mamba"]
+RIGHT = [
+    "kimi_linear",
+    "olmo_hybrid",
+    "bailing_hybrid_v3",
+    "bailing_moe_linear",
+    "bailing_hybrid_v25",
+    "jamba_dense",
+    "mamba",
+    "falcon_mamba",
+]
 WRONG = ["jamba", "recurrent_gemma"]  # and why: below
 
 
@@ -64,3 +74,12 @@ def test_recurrent_gemma_differs_because_stock_mlx_lm_does_not_round_the_embeddi
     for layer in stock.layers:  # its other difference: an eps of its own
         layer.temporal_pre_norm.eps = layer.channel_pre_norm.eps = 1e-6
     assert_close(stock(mx.array(want["input_ids"])), want["logits_prefill"], tolerance("recurrent_gemma"), "mended")
+
+
+@pytest.mark.parametrize("name", [*RIGHT[3:], *WRONG])
+def test_what_stock_mlx_lm_quantizes_loads_here(name, fixture_folder, tmp_path):
+    folder = convert(fixture_folder(name), tmp_path / "quantized", {"group_size": 32, "bits": 8})
+    assert any(tensor.endswith(".scales") for tensor in Checkpoint(folder).tensors)
+    model, _ = load_model(folder)
+    within = 1e-3 if name in RIGHT else 0.5 * golden(name)["logits_prefill"].std()  # that much it is wrong
+    assert difference(model, stock_model(folder), name) < within
