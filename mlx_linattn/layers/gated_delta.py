@@ -9,7 +9,7 @@ from ..state import RecurrentState
 
 
 class GatedDelta(nn.Module):
-    """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024), without decay DeltaNet (Yang et al. 2024). Its state is one convolution window and one matrix per value head."""
+    """Gated DeltaNet (Yang et al. 2024); without decay, DeltaNet. Its state is one convolution window and one matrix per value head."""
 
     float32 = ("A_log", "dt_bias", "norm_weight")
 

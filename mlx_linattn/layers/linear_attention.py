@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..errors import RequestError
 from ..spec import KeyDecay, LinearAttentionSpec, LowRankDecay
 from ..state import RecurrentState
 from .rope import rotate
@@ -20,6 +21,10 @@ class LinearAttention(nn.Module):
 
     def __init__(self, spec: LinearAttentionSpec, hidden_size: int):
         super().__init__()
+        if spec.normalize and spec.decay is not None:
+            raise RequestError("linear attention: normalize and decay do not go together; leave one of them out")
+        if spec.feature_map == "exp" and not spec.normalize:
+            raise RequestError('linear attention: the feature map "exp" has no bound unless normalize is set')
         self.spec = spec
         keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
         self.q_proj = nn.Linear(hidden_size, spec.heads * spec.key_dim, bias=False)
