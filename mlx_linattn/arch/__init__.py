@@ -29,6 +29,7 @@ from . import (
     bailing_linear,
     bailing_v3,
     bailing_v25,
+    fla,
     jamba,
     kimi_linear,
     mamba,
@@ -51,6 +52,7 @@ FAMILIES = (
     recurrent_gemma,
     jamba,
     mamba,
+    fla,
 )
 
 
