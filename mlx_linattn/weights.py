@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from . import encodings, transform
+from . import arch, encodings, transform
 from .checkpoint import Checkpoint, TensorInfo
 from .errors import CheckpointError
 from .layout import Take, drop_reason, locate, published_sources, unprefixed
@@ -27,6 +27,7 @@ class Tensors:
         self.checkpoint, self.family = checkpoint, family
         self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
         self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
+        self.published, self.dropped = arch.published(family, spec), arch.dropped(family, spec)
         self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
         for name in checkpoint.tensors:
             other = self.stored[unprefixed(name, family.PREFIXES)]
@@ -45,7 +46,7 @@ class Tensors:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
         if self.checkpoint.is_mlx:
             return published_sources(name, (), self._present, 0)
-        return published_sources(name, self.family.PUBLISHED, self._present, self.experts)
+        return published_sources(name, self.published, self._present, self.experts)
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -90,7 +91,7 @@ class Tensors:
         for plain, name in self.stored.items():
             if plain in self._used:
                 continue
-            reason = drop_reason(plain, self.family.DROPPED)
+            reason = drop_reason(plain, self.dropped)
             if reason is None and encodings.ACTIVATION_SCALE.match(plain):
                 reason = "scale for quantised activations, which are not used here"
             if reason is None and encodings.COMPANION.match(plain):
