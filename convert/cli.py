@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -67,6 +68,10 @@ def parser() -> argparse.ArgumentParser:
         help="of what is not quantized (default: what config.json says)",
     )
     add("--keep-mtp", action="store_true", help="keep the multi-token-prediction head, unchanged, in mtp.safetensors")
+    add("--no-verify", dest="verify", action="store_false", help="do not read the result back and compare it")
+    add("--calibration", metavar="FILE", help="text on which source and result are compared, besides the bundled page")
+    add("--max-kl", type=float, metavar="X", help="refuse a result whose mean KL divergence from the source is larger")
+    add("--force", action="store_true", help="replace a model that is in the target folder")
     add("--dry-run", action="store_true", help="print the plan and write nothing")
     add("--revision", help="branch, tag or commit on the Hub")
     return made
@@ -74,9 +79,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; errors that a user can mend end in one line on stderr and status 2."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     try:
-        return _run(arguments)
+        return _run(arguments, words)
     except LinAttnError as error:
         print(f"mlx-linattn convert: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -88,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
     source = arguments.source or arguments.hf_path
     if source is None:
@@ -96,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.source and arguments.hf_path and arguments.source != arguments.hf_path:
         raise RequestError(f"two models given, {arguments.source!r} and {arguments.hf_path!r}; give one")
     if not arguments.dry_run:
-        require_free(Path(arguments.mlx_path).expanduser())
+        require_free(Path(arguments.mlx_path).expanduser(), arguments.force)
     conversion = prepare(
         source,
         arguments.mlx_path,
@@ -119,7 +125,16 @@ def _run(arguments: argparse.Namespace) -> int:
     print(table(plan) + "\n", file=sys.stderr)
     for note in conversion.notes:
         print(f"note: {note}", file=sys.stderr)
-    conversion.write(Progress())
+    checked = conversion.write(
+        Progress(),
+        verify=arguments.verify,
+        calibration=arguments.calibration,
+        max_kl=arguments.max_kl,
+        force=arguments.force,
+        command=shlex.join(["mlx-linattn", "convert", *words]),
+    )
+    if checked is not None:
+        print(checked.summary(), file=sys.stderr)
     print(f"{arguments.mlx_path}: {size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight")
     return 0
 

@@ -27,6 +27,7 @@ __all__ = [
     "golden",
     "largest_difference",
     "materialize",
+    "model_bytes",
     "stock_load",
     "stored",
     "tolerance",
@@ -132,6 +133,13 @@ def stored(folder: Path, file: str = "model.safetensors") -> dict[str, tuple[str
 def folder_bytes(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, for comparing folders byte by byte."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    """As folder_bytes, without what tells how a conversion was called."""
+    return {
+        name: data for name, data in folder_bytes(folder).items() if name not in ("README.md", "conversion_report.json")
+    }
 
 
 def stock_load(folder: Path):
