@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ from mlx_linattn.weights import Tensors
 
 from .bits import Quantization
 from .plan import DTYPES, Entry, Plan
-from .tensors import dequantize, numbers, packed_parts
+from .tensors import dequantize, numbers, packed_parts, pieces
 
 
 @dataclass(frozen=True)
@@ -24,34 +23,43 @@ class Loss:
     relative_error: float  # root mean square of the difference over that of the weight
 
 
-def audit(plan: Plan, source: Tensors, result: Tensors) -> Iterator[Loss]:
+def audit(plan: Plan, source: Tensors, result: Tensors) -> list[Loss]:
     """Raises ConvertError where a tensor is not what it was made from, within its quantization's step."""
+    losses = []
     for entry in plan.entries:
-        yield from _check(entry, source, result)
-        source.checkpoint.release()
+        error = weight = 0.0
+        for rows, piece in pieces(entry):
+            stored = [_rows(result.checkpoint.read(output.name), rows) for output in entry.outputs]
+            squares = _check(piece, stored, source)
+            error, weight = error + squares[0], weight + squares[1]
+            source.checkpoint.release()
+            mx.clear_cache()
         result.checkpoint.release()
+        if entry.quantization is not None and not entry.copied:
+            losses.append(Loss(entry.module, str(entry.quantization), (error / max(weight, 1e-30)) ** 0.5))
+    return sorted(losses, key=lambda loss: -loss.relative_error)
 
 
-def _check(entry: Entry, source: Tensors, result: Tensors) -> Iterator[Loss]:
+def _rows(array: mx.array, rows: slice) -> mx.array:
+    return array if rows == slice(None) else array[rows]
+
+
+def _check(entry: Entry, stored: list[mx.array], source: Tensors) -> tuple[float, float]:
+    """Sums of squares of the errors and of the weights."""
     q = entry.quantization
     if entry.copied:
-        for output, part in zip(entry.outputs, packed_parts(entry, source)):
-            _require(mx.array_equal(_read(result, output.name), part.astype(DTYPES[output.dtype])), entry)
-        return
+        for output, got, part in zip(entry.outputs, stored, packed_parts(entry, source)):
+            _require(mx.array_equal(got, part.astype(DTYPES[output.dtype])), entry)
+        return 0.0, 0.0
     want = numbers(entry, source)
     if q is None:
-        _require(mx.array_equal(_read(result, entry.target), want), entry)
-        return
+        _require(mx.array_equal(stored[0], want), entry)
+        return 0.0, 0.0
     want = want.astype(mx.float32)
-    got = dequantize([_read(result, output.name) for output in entry.outputs], q).astype(mx.float32)
+    got = dequantize(stored, q).astype(mx.float32)
     error = mx.abs(got - want).reshape(*want.shape[:-1], -1, q.group_size).max(-1)
     _require((error <= largest_error(q, want)).all(), entry)
-    spread = mx.square(want).sum()
-    yield Loss(entry.module, str(q), mx.sqrt(mx.square(got - want).sum() / mx.maximum(spread, 1e-30)).item())
-
-
-def _read(result: Tensors, target: str) -> mx.array:
-    return result.checkpoint.read(target)
+    return mx.square(got - want).sum().item(), mx.square(want).sum().item()
 
 
 def _require(holds: mx.array, entry: Entry) -> None:

@@ -28,7 +28,7 @@ from mlx_linattn.weights import Tensors
 from . import Progress, folder
 from .plan import MTP_FILE, Entry, Options, Output, Plan
 from .shards import LIMIT, ShardWriter, index, shard_name
-from .tensors import arrays
+from .tensors import arrays, pieces
 
 MARKER = ".mlx_linattn-convert"  # in an unfinished folder: says that it is ours, and of which plan
 
@@ -171,9 +171,11 @@ def write_weights(plan: Plan, tensors: Tensors, into: Path, progress: Progress, 
         with ShardWriter(into / name, outputs, _metadata(entries)) as shard:
             for entry in entries:
                 progress(done, plan.nbytes, entry.target)
-                for target, array in arrays(entry, tensors).items():
-                    shard.write(target, array)
-                tensors.checkpoint.release()
+                for _, piece in pieces(entry):
+                    for target, array in arrays(piece, tensors).items():
+                        shard.write(target, array)
+                    tensors.checkpoint.release()
+                    mx.clear_cache()
                 done += entry.nbytes
     if plan.mtp and not (into / MTP_FILE).exists():
         _write_mtp(plan, tensors, into)

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import mlx.core as mx
 
 from mlx_linattn.errors import ConvertError
+from mlx_linattn.layout import Take
 from mlx_linattn.weights import Tensors
 
 from .bits import Quantization
 from .plan import DTYPES, Entry
 
 NEGLIGIBLE = 1e-6  # of a tensor's largest number
+
+
+PIECE = 256 << 20  # bytes of float32 numbers that are worked on at a time, where a tensor can be cut
+
+
+def pieces(entry: Entry) -> Iterator[tuple[slice, Entry]]:
+    """The entry cut along its first axis where that is a stack of many sources, such as a layer's experts."""
+    count = len(entry.take.sources)
+    if entry.take.steps != (("stack",),) or entry.shape[0] != count:
+        yield slice(None), entry
+        return
+    step = max(1, PIECE * count // (4 * entry.parameters))
+    for i in range(0, count, step):
+        sources = entry.take.sources[i : i + step]
+        part = replace(entry, take=Take(sources, ("stack",)), shape=(len(sources), *entry.shape[1:]))
+        yield slice(i, i + len(sources)), part
 
 
 def arrays(entry: Entry, source: Tensors) -> dict[str, mx.array]:

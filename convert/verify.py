@@ -74,8 +74,7 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
     """Raises ConvertError where the result in ``folder`` is wrong, or further from the source than ``check`` allows."""
     checkpoint = Checkpoint(folder, config)
     family = arch.family(config)
-    losses = audit(plan, source, Tensors(checkpoint, family, family.spec(config)))
-    losses = tuple(sorted(losses, key=lambda loss: -loss.relative_error))
+    losses = tuple(audit(plan, source, Tensors(checkpoint, family, family.spec(config))))
     source.checkpoint.close()
     checkpoint.close()
     needed, here = memory_needed(plan), memory_here()
