@@ -104,10 +104,13 @@ def prepare(
     revision: str | None = None,
     dequantize: bool = False,
     keep_mtp: bool = False,
+    headers_only: bool = False,
 ) -> Conversion:
-    """A planned conversion; arguments as in :func:`convert`. Raises CheckpointError where the source cannot be used as it is."""
+    """A planned conversion; arguments as in :func:`convert`.
+
+    With ``headers_only`` a model on the Hub is planned without downloading its weights, and cannot be written. Raises CheckpointError where the source cannot be used as it is."""
     from mlx_linattn.checkpoint import Checkpoint
-    from mlx_linattn.loading import DTYPES, resolve
+    from mlx_linattn.loading import DTYPES, local_folder, resolve
 
     from . import folder
     from .bits import RECIPES, Quantization, parse_rules
@@ -130,7 +133,13 @@ def prepare(
         dtype=next((code for code, name in folder.NAMES.items() if name == dtype), None),
         keep_mtp=keep_mtp,
     )
-    plan, tensors = make_plan(Checkpoint(resolve(hf_path, revision)), options)
+    if headers_only and local_folder(hf_path) is None:
+        from .hub import headers
+
+        checkpoint = headers(str(hf_path), revision)
+    else:
+        checkpoint = Checkpoint(resolve(hf_path, revision))
+    plan, tensors = make_plan(checkpoint, options)
     return Conversion(str(hf_path), revision, Path(mlx_path).expanduser().absolute(), plan, options, tensors)
 
 
@@ -149,6 +158,7 @@ def convert(
     calibration: str | Path | None = None,
     max_kl: float | None = None,
     force: bool = False,
+    upload_repo: str | None = None,
     **options: Any,
 ) -> Conversion:
     """Write the model ``hf_path`` (a folder, a Hub id or ``demo``) to the folder ``mlx_path``, which must be new or empty.
@@ -163,6 +173,7 @@ def convert(
         calibration: a file of more text to compare them on.
         max_kl: the mean KL divergence above which the result is refused.
         force: replace a model that is in ``mlx_path``.
+        upload_repo: put the result into this repository on the Hub.
         recipe: "balanced" gives mixers and head a step more bits, "uniform" only what is unsafe with fewer.
         rules: ``REGEX=VALUE[,g=GROUP]`` for weights by name, before the recipe; the first that matches decides.
         recipe_file: a file with one such rule a line.
@@ -191,6 +202,10 @@ def convert(
         force=force,
         command=f"mlx_linattn.convert({', '.join(words)})",
     )
+    if upload_repo is not None:
+        from .hub import upload
+
+        upload(conversion.target, upload_repo)
     return conversion
 
 

@@ -49,14 +49,14 @@ def table(plan: Plan) -> str:
     rows = [("tensor", "count", "parameters", "before", "after", "bytes", "bits/weight")]
     rows += [group.cells for group in groups(plan)]
     rows.append(_group("all", "", "", plan.entries).cells)
-    lines = _aligned(rows)
+    lines = aligned(rows, left=(0, 3, 4))
     lines.insert(-1, "-" * len(lines[0]))
     return "\n".join([*lines, *_remarks(plan)])
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
+    """Lines with columns of one width; the columns ``left`` hold words, the others numbers."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = (0, 3, 4)  # columns of words; the others hold numbers
     return [
         "  ".join(
             cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))

@@ -82,7 +82,7 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
         text = f"two layers in float32 take {needed / 1e9:.0f} GB, this machine has {here / 1e9:.0f} GB"
         quality = None
     else:
-        ids, text = _tokens(source.checkpoint, check)
+        ids, text = tokens(source.checkpoint, check)
         quality = compare(source.checkpoint, checkpoint, ids)
     if check.max_kl is not None and (quality is None or not quality.mean_kl <= check.max_kl):
         got = "was not measured" if quality is None else f"is {quality.mean_kl:.3g}"
@@ -90,7 +90,7 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
     return Verification(len(plan.entries), losses, text, quality)
 
 
-def _tokens(source: Checkpoint, check: Check) -> tuple[mx.array, str]:
+def tokens(source: Checkpoint, check: Check) -> tuple[mx.array, str]:
     """What to read: real text where the source has a tokenizer."""
     from mlx_linattn.interop.tokenizer import load_tokenizer
 
