@@ -239,9 +239,3 @@ def test_switches_that_change_the_spec():
     assert mixer("fla_gla", use_output_gate=False).output_gate is None
     assert mixer("fla_hgrn2", use_lower_bound=False).decay.bounded is False
     assert mixer("fla_linear_attn", norm_feature_map=True, feature_map="elu").normalize is True
-    assert (
-        fla.spec(config_of("fla_retnet", intermediate_size=None, hidden_size=2048, num_heads=8, hidden_ratio=2))
-        .layers[0]
-        .mlp.size
-        == 2816
-    )  # RetNet-1.3B
