@@ -24,9 +24,8 @@ from .bits import Choice, Quantization, choose
 
 MTP_FILE = "mtp.safetensors"  # not model*.safetensors: mlx_lm would take it for a shard
 MTP = re.compile(r"mtp\..*")
-FLOAT32 = re.compile(
-    r".*\.(A_log|dt_bias|D|e_score_correction_bias)"
-)  # few numbers, all of them pass through exp or a choice
+# Few numbers, all of which pass through exp or decide a choice.
+FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias|expert_bias)")
 CODES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.uint8: "U8"}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 

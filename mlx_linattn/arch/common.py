@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 from ..layout import Published, Take
 from ..spec import KdaSpec, MlaSpec, ModelSpec
+from .config import Config
 
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def dense_mlp(text: Config, index: int, first: int) -> bool:
+    """Whether a layer has one MLP instead of a mixture: by ``mlp_layer_types`` where present, else each before ``first``."""
+    kinds = text.get("mlp_layer_types", None)
+    return index < first if kinds is None else kinds[index] == "dense"
 
 
 def stacked_experts(module: str = "(.*)", folder: str = "{1}.experts") -> tuple[Published, ...]:

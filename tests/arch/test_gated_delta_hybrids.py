@@ -6,8 +6,10 @@ import mlx.core as mx
 import pytest
 import stock
 from helpers import assert_close, check_golden, golden, largest_difference, tolerance
+from mlx_linattn.convert import convert
 
 from mlx_linattn import arch
+from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
@@ -54,6 +56,26 @@ def test_stock_mlx_lm_agrees_on_the_published_files(name, fixture_folder):
 
 
 @pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_stock_mlx_lm_loads_what_we_convert(bits, name, fixture_folder, tmp_path):
+    options = {} if bits is None else {"quantize": True, "q_bits": bits, "q_group_size": 32}
+    convert(fixture_folder(name), tmp_path / "mlx", **options)
+    ours, _ = load_model(tmp_path / "mlx")
+    theirs = stock.stock_model(tmp_path / "mlx")
+    assert stock.difference(ours, theirs, name) <= tolerance(name)
+    if bits is None:
+        check_golden(ours, name)
+
+
+def test_router_biases_stay_float32_in_a_bfloat16_conversion(fixture_folder, tmp_path):
+    for name, bias in (("kimi_linear", "e_score_correction_bias"), ("bailing_hybrid_v3", "expert_bias")):
+        target = tmp_path / f"{name}_mlx"
+        convert(fixture_folder(name), target, dtype="bfloat16")
+        tensors = Checkpoint(target).tensors
+        assert {info.dtype for tensor, info in tensors.items() if tensor.endswith(bias)} == {"F32"}
+
+
+@pytest.mark.parametrize("name", FIXTURES)
 def test_a_folder_that_stock_mlx_lm_wrote_loads(name, fixture_folder, tmp_path):
     converted = stock.convert(fixture_folder(name), tmp_path / "mlx")
     model, _ = load_model(converted, dtype="float32")
@@ -78,6 +100,17 @@ def test_q_k_and_v_may_be_quantized_differently(fixture_folder, tmp_path):
         ours, _ = load_model(converted)
         theirs = stock.stock_model(converted)
         assert stock.difference(ours, theirs, name) <= 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_config_that_transformers_saved_means_the_same(name, fixture_folder):
+    from transformers import AutoConfig
+
+    folder = fixture_folder(name)
+    AutoConfig.from_pretrained(folder).save_pretrained(folder)
+    model, _ = load_model(folder, dtype="float32")
+    check_golden(model, name)
 
 
 def test_kimi_dense_layers_saved_under_the_mixtures_name(fixture_folder):
