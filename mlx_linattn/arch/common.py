@@ -46,11 +46,11 @@ def absorbed_latents(spec: ModelSpec) -> tuple[Published, ...]:
         return ()
     keys, rows = mla.nope_dim, mla.nope_dim + mla.value_dim
     heads = ("reshape", mla.heads, rows, -1)
+    embed_q = Take("{1}.kv_b_proj.weight", heads, ("cut", 1, 0, keys), ("move_axis", 2, 1))
+    unembed_out = Take("{1}.kv_b_proj.weight", heads, ("cut", 1, keys, rows))
     return (
-        Published(
-            r"(.*)\.embed_q\.weight", Take("{1}.kv_b_proj.weight", heads, ("cut", 1, 0, keys), ("move_axis", 2, 1))
-        ),
-        Published(r"(.*)\.unembed_out\.weight", Take("{1}.kv_b_proj.weight", heads, ("cut", 1, keys, rows))),
+        Published(r"(.*)\.embed_q\.weight", Take("{0}"), embed_q),
+        Published(r"(.*)\.unembed_out\.weight", Take("{0}"), unembed_out),
     )
 
 

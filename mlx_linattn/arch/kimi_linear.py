@@ -42,6 +42,10 @@ def published(spec: ModelSpec) -> tuple[Published, ...]:
     return absorbed_latents(spec)
 
 
+def earlier(spec: ModelSpec) -> tuple[Published, ...]:
+    return absorbed_latents(spec)  # mlx_lm did not split kv_b_proj at first, and quantized it whole
+
+
 def spec(config: dict) -> ModelSpec:
     text = Config(config)
     text.only("hidden_act", "silu")

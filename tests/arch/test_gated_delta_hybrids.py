@@ -25,12 +25,13 @@ def edit_config(folder, **changes):
     return folder
 
 
-def rewrite(folder, change):
+def rewrite(folder, change, layout="pt"):
     """Apply ``change`` to a folder's tensors, given and returned as a dict."""
     file = folder / "model.safetensors"
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     tensors = {name: mx.array(array) for name, array in mx.load(str(file)).items()}
     mx.eval(tensors)
-    mx.save_safetensors(str(file), change(tensors), metadata={"format": "pt"})
+    mx.save_safetensors(str(file), change(tensors), metadata={"format": layout})
     return folder
 
 
@@ -88,6 +89,27 @@ def test_a_folder_that_stock_mlx_lm_quantized_gives_its_logits(name, fixture_fol
     ours, _ = load_model(converted)
     theirs = stock.stock_model(converted)
     assert stock.difference(ours, theirs, name) <= 1e-3
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_kimi_in_mlx_layout_before_kv_b_proj_was_split(bits, fixture_folder, tmp_path):
+    source = fixture_folder("kimi_linear")
+    options = None if bits is None else {"group_size": 32, "bits": bits}
+    folder = stock.convert(source, tmp_path / "old", options)
+    module = "model.layers.3.self_attn.kv_b_proj"
+    whole = mx.array(mx.load(str(source / "model.safetensors"))[f"{module}.weight"])
+    parts = [whole] if bits is None else mx.quantize(whole, 32, bits)
+
+    def as_it_was(tensors):
+        kept = {name: array for name, array in tensors.items() if "embed_q" not in name and "unembed_out" not in name}
+        return kept | {f"{module}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts)}
+
+    rewrite(folder, as_it_was, "mlx")
+    ours, _ = load_model(folder, dtype="float32")
+    exact = load_model(source, dtype="float32")[0]
+    for part in ("embed_q", "unembed_out"):
+        got, want = (model.layers[3].mixer[part].weight for model in (ours, exact))
+        assert_close(got, want, 0.0 if bits is None else mx.abs(want).max().item() / 200, part)
 
 
 def test_q_k_and_v_may_be_quantized_differently(fixture_folder, tmp_path):
