@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -28,7 +29,7 @@ def local_folder(path_or_id: str | Path) -> Path | None:
     """The folder of a model that is here, or None for a Hub id; raises CheckpointError for what is neither."""
     if str(path_or_id) == DEMO and not Path(DEMO).is_dir():
         return Path(str(resources.files("mlx_linattn") / "data" / DEMO))
-    folder = Path(path_or_id).expanduser()
+    folder = Path(os.path.expanduser(path_or_id))
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -30,6 +30,7 @@ from . import (
     bailing_linear,
     bailing_v3,
     bailing_v25,
+    fla,
     jamba,
     kimi_linear,
     mamba,
@@ -52,6 +53,7 @@ FAMILIES = (
     recurrent_gemma,
     jamba,
     mamba,
+    fla,
 )
 
 
