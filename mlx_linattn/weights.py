@@ -27,7 +27,8 @@ class Tensors:
         self.checkpoint, self.family = checkpoint, family
         self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
         self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
-        self.published, self.dropped = arch.published(family, spec), arch.dropped(family, spec)
+        self.rules = (arch.earlier if checkpoint.is_mlx else arch.published)(family, spec)
+        self.dropped = arch.dropped(family, spec)
         self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
         for name in checkpoint.tensors:
             other = self.stored[unprefixed(name, family.PREFIXES)]
@@ -44,9 +45,7 @@ class Tensors:
 
     def take(self, name: str) -> Take:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
-        if self.checkpoint.is_mlx:
-            return published_sources(name, (), self._present, 0)
-        return published_sources(name, self.published, self._present, self.experts)
+        return published_sources(name, self.rules, self._present, self.experts)
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -67,6 +66,9 @@ class Tensors:
         """The tensor that ``take`` makes from stored ones."""
         arrays = []
         for source in take.sources:
+            if take.steps and f"{source.removesuffix('.weight')}.scales" in self:
+                arrays.append(self._dequantized(source.removesuffix(".weight")).astype(decoded_dtype))
+                continue
             encoding = self.encoding(source)
             self._used |= set(encoding.parts)
             array = encodings.decode(encoding, self.stored_parts(encoding))
@@ -84,6 +86,18 @@ class Tensors:
         parts = [self.stored_parts(encoding) for encoding in found]
         codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
         return [codes, transform.apply(take, [scales for _, scales in parts])]
+
+    def _dequantized(self, module: str) -> mx.array:
+        """The numbers of a module that MLX quantized in another shape than ours has."""
+        found = quantization(self.checkpoint.config, self.family.PREFIXES)
+        if found is None:
+            raise CheckpointError(f"tensor {module + '.scales'!r} is there, but config.json has no quantization block")
+        default, overrides = found
+        wanted = overrides.get(module)
+        settings = default | wanted if isinstance(wanted, dict) else default
+        parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
+        self._used |= set(parts)
+        return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
 
     def leftover(self) -> dict[str, str]:
         """Stored tensors that nothing used, with the reason why not; raises CheckpointError where there is none."""
