@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import FIXTURES, assert_close, check_golden, check_precision, golden
-from mlx_linattn.convert import convert
 from seeded_fixtures import read_safetensors, write_safetensors
 
 from mlx_linattn import ops
 from mlx_linattn.arch import fla
+from mlx_linattn.convert import convert
 from mlx_linattn.errors import CheckpointError, RequestError
 from mlx_linattn.layers.linear_attention import LinearAttention
 from mlx_linattn.loading import load_model
