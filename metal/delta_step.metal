@@ -18,6 +18,8 @@
 #include <metal_stdlib>
 using namespace metal;
 
+typedef metal::vec<float, 4> Four;
+
 METAL_FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + metal::exp(-x)); }
 
 // log(1 + e^x) with no digit lost where e^x is small: log(u) / (u - 1) cancels the rounding of u = 1 + e.
@@ -58,9 +60,9 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
   constexpr int ROWS = THREADS / LANES, PASSES = Dv / ROWS;
   constexpr int N = Dk / (4 * LANES);  // float4 pieces of a row in a lane
   constexpr int GATES = VECTOR ? Dk : 1;
-  threadgroup metal::vec<float, 4> queries[TM * Dk / 4];
-  threadgroup metal::vec<float, 4> keys[TM * Dk / 4];
-  threadgroup metal::vec<float, 4> decays[(TM * GATES + 3) / 4];
+  threadgroup Four queries[TM * Dk / 4];
+  threadgroup Four keys[TM * Dk / 4];
+  threadgroup Four decays[(TM * GATES + 3) / 4];
   threadgroup float values[TM * Dv];  // later the outputs: each is written by the one lane that read its value
   threadgroup float betas[TM];
   threadgroup float* q = (threadgroup float*)queries;
@@ -76,9 +78,9 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
   const int piece = tid % LANES;
   const size_t matrix = size_t(head) * Dv * Dk;
   const int first = (tid / LANES) * Dk + piece * 4;  // where this lane starts in a matrix
-  metal::vec<float, 4> s[N];
+  Four s[N];
   #pragma unroll
-  for (int i = 0; i < N; ++i) s[i] = *(const device metal::vec<float, 4>*)(state + matrix + first + i * 4 * LANES);
+  for (int i = 0; i < N; ++i) s[i] = *(const device Four*)(state + matrix + first + i * 4 * LANES);
 
   for (int c = tid; c < 2 * Dk + Dv; c += THREADS) {
     const bool is_q = c < Dk, is_k = !is_q && c < 2 * Dk;
@@ -137,7 +139,7 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
         float rest = piece == 0 ? -values[t * Dv + channel] : 0.0f, out = 0.0f;
         #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const metal::vec<float, 4> key = keys[(t * Dk) / 4 + i * LANES + piece];
+          const Four key = keys[(t * Dk) / 4 + i * LANES + piece];
           #pragma unroll
           for (int c = 0; c < 4; ++c) {
             s[i][c] *= decay[t * GATES + (VECTOR ? (i * LANES + piece) * 4 + c : 0)];
@@ -149,8 +151,8 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
         const float write = -betas[t] * rest;
         #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const metal::vec<float, 4> key = keys[(t * Dk) / 4 + i * LANES + piece];
-          const metal::vec<float, 4> query = queries[(t * Dk) / 4 + i * LANES + piece];
+          const Four key = keys[(t * Dk) / 4 + i * LANES + piece];
+          const Four query = queries[(t * Dk) / 4 + i * LANES + piece];
           #pragma unroll
           for (int c = 0; c < 4; ++c) {
             s[i][c] += key[c] * write;
@@ -164,15 +166,15 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
       if (EVERY)
         #pragma unroll
         for (int i = 0; i < N; ++i)
-          *(device metal::vec<float, 4>*)(new_state + ((token + t) * Hv + hv) * Dv * Dk + at + i * 4 * LANES) = s[i];
+          *(device Four*)(new_state + ((token + t) * Hv + hv) * Dv * Dk + at + i * 4 * LANES) = s[i];
     }
     if (!EVERY)
       #pragma unroll
-      for (int i = 0; i < N; ++i) *(device metal::vec<float, 4>*)(new_state + matrix + at + i * 4 * LANES) = s[i];
+      for (int i = 0; i < N; ++i) *(device Four*)(new_state + matrix + at + i * 4 * LANES) = s[i];
     if (pass + 1 < PASSES)
       #pragma unroll
       for (int i = 0; i < N; ++i)
-        s[i] = *(const device metal::vec<float, 4>*)(state + matrix + at + ROWS * Dk + i * 4 * LANES);
+        s[i] = *(const device Four*)(state + matrix + at + ROWS * Dk + i * 4 * LANES);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -32,6 +32,7 @@ class Call:
     gate: str = "none"  # "none", "scalar" or "vector"
     delta: bool = False
     dtype: mx.Dtype = mx.float32
+    taps: int = 0  # of a convolution
     more: tuple = ()  # what only this operation's rows look at
 
 
@@ -61,12 +62,18 @@ def simdgroup_fits(c: Call) -> bool:
     return c.Dk % 32 == 0 and c.Dk <= 256 and c.Dv % 32 == 0
 
 
+def step_fits(c: Call) -> bool:
+    return c.T <= 8 and all(D % 32 == 0 and D <= 256 for D in (c.Dk, c.Dv)) and 2 <= c.taps <= 8
+
+
 KERNEL, CPU, ANY = ("metal", "cuda"), ("cpu",), ("cpu", "metal", "cuda")
 SCALAR, VECTOR, GATES = ("none", "scalar"), ("vector",), ("none", "scalar", "vector")
 ALL = (1, NO_END)
 
 TABLE = [
     #   op            devices  gates   T              B*Hv  path         options                fits
+    Row("delta_mixer", KERNEL, GATES,  (1, 8),        ALL,  "fused_step", {},                   step_fits),
+    Row("delta_mixer", ANY,    GATES,  ALL,           ALL,  "composed"),
     Row("recurrence", KERNEL,  GATES,  (1, 31),       ALL,  "packed",    {},                    packed_fits),
     Row("recurrence", KERNEL,  GATES,  (32, NO_END),  ALL,  "simdgroup", {},                    simdgroup_fits),
     Row("recurrence", ANY,     GATES,  (1, 1),        ALL,  "step"),
