@@ -1,8 +1,9 @@
-"""Launches of the kernels round the recurrence: the fused step (metal/delta_step.metal)."""
+"""Launches of the kernels round the recurrence: the fused step, the short convolution, the gated norms."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 
 import mlx.core as mx
 
@@ -46,9 +47,9 @@ def delta_step(
             inputs=[
                 *(x if size == T else x[:, piece] for x in (qkv, a, b, z)),
                 conv_weight, A_log, dt_bias, norm_weight, window, state,
-                _numbers(mx.int32, *[size] * B) if lengths is None else (lengths - start).astype(mx.int32),
-                _numbers(mx.int32, size),
-                _numbers(mx.float32, eps, lower_bound or 0.0, beta_scale),
+                numbers(mx.int32, *[size] * B) if lengths is None else (lengths - start).astype(mx.int32),
+                numbers(mx.int32, size),
+                numbers(mx.float32, eps, lower_bound or 0.0, beta_scale),
             ],
             template=template,
             grid=(threads * B * value_heads, 1, 1),
@@ -66,7 +67,44 @@ def delta_step(
     return y, windows, states
 
 
+def short_conv(x, weight, bias, window, silu, lengths):
+    """conv.short_conv in one dispatch (metal/short_conv.metal); arguments as there, all in place."""
+    B, T, C = x.shape
+    K = weight.shape[1]
+    tokens = 1 if T == 1 else 8
+    return metal.kernel("short_conv", device())(
+        inputs=[
+            x, weight, weight if bias is None else bias, window,
+            numbers(mx.int32, *[T] * B) if lengths is None else lengths.astype(mx.int32), numbers(mx.int32, T, C),
+        ],
+        template=[("YT", x.dtype), ("K", K), ("TOKENS", tokens), ("BIAS", bias is not None), ("SILU", silu)],
+        grid=(-(-C // 128) * 128, -(-T // tokens), B),
+        threadgroup=(128, 1, 1),
+        output_shapes=[x.shape, (B, K - 1, C)],
+        output_dtypes=[x.dtype, x.dtype],
+    )  # fmt: skip
+
+
+def gated_norm(x, weight, gate, eps, parts=1, before=False, sigmoid=False):
+    """norm.norm_then_gate, or with ``before`` norm.gate_then_norm, in one dispatch (metal/gated_norm.metal)."""
+    D = x.shape[-1] // parts
+    rows = x.size // D
+    groups = 1
+    while groups < 32 and D > 256 * groups:
+        groups *= 2
+    return metal.kernel("gated_norm", device())(
+        inputs=[x, gate, weight, numbers(mx.float32, eps)],
+        template=[
+            ("XT", x.dtype), ("D", D), ("PARTS", parts), ("GROUPS", groups), ("BEFORE", before), ("SIGMOID", sigmoid)
+        ],
+        grid=(32 * groups, rows, 1),
+        threadgroup=(32 * groups, gcd(rows, 8) if groups == 1 else 1, 1),
+        output_shapes=[x.shape],
+        output_dtypes=[x.dtype],
+    )[0]  # fmt: skip
+
+
 @lru_cache(maxsize=256)
-def _numbers(dtype, *values) -> mx.array:
+def numbers(dtype, *values) -> mx.array:
     """A small array that is made once, so that it costs no dispatch in a step."""
     return mx.array(values, dtype)
