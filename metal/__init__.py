@@ -92,8 +92,8 @@ def cuda_body(body: str) -> str:
 def _text(file: str) -> str:
     text = (resources.files(__name__) / file).read_text()
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    text = re.sub(r"[ \t]*//[^\n]*", "", text)
-    return re.sub(r"\n\s*\n+", "\n", text)
+    text = re.sub(r"//[^\n]*", "", text)
+    return re.sub(r"[ \t]*\n\s*", "\n", text)  # nor empty lines and indentation
 
 
 def _closing(text: str, start: int, pair: str) -> int:

@@ -21,10 +21,49 @@ def packed(q, k, v, decay, beta, state, delta, lengths, lanes=None):
         inputs=[q, k, v, decay, beta, state, *_rows(B, T, lengths)],
         template=[
             ("KT", k.dtype), ("VT", v.dtype), ("Dk", Dk), ("Dv", Dv), ("Hk", Hk), ("Hv", Hv),
-            ("LANES", lanes), ("VECTOR", decay.shape[-1] == Dk and decay.ndim == 4), ("DELTA", bool(delta)),
+            ("LANES", lanes), ("VECTOR", decay.ndim == 4), ("DELTA", bool(delta)),
         ],
         grid=(32, Dv // rows, B * Hv),
         threadgroup=(32, gcd(4, Dv // rows), 1),
+        output_shapes=[v.shape, state.shape],
+        output_dtypes=[v.dtype, mx.float32],
+    )  # fmt: skip
+
+
+MEMORY = 32768  # threadgroup memory of an Apple GPU
+
+
+def tile_bytes(C, Dk, size, vector, delta):
+    """Threadgroup memory of metal/chunked.metal with chunks of C tokens and tiles of ``size`` bytes a number."""
+    tiles = 2 * C * Dk * size + (C * Dk * 4 if vector else C * 4)
+    squares = (2 if delta else 1) * C * C * 4
+    return tiles + squares + 3 * C * 4 + (Dk * 4 if vector else 4) + 9 * 16  # each array starts at a multiple of 16
+
+
+def chunk_for(Dk, size, vector, delta):
+    """The most tokens a chunk can have: no more than 16 with a triangular solve, and what fits into the memory."""
+    for C in (16, 8) if delta else (32, 16, 8):
+        if tile_bytes(C, Dk, size, vector, delta) <= MEMORY:
+            return C
+    return None
+
+
+def simdgroup(q, k, v, decay, beta, state, delta, lengths, chunk=None):
+    """Chunks of tokens with 8x8 matrices; arguments as :func:`recurrence.recurrence` documents."""
+    B, T, Hv, Dv = v.shape
+    Hk, Dk = k.shape[2:]
+    vector = decay.ndim == 4
+    tile = mx.float32 if vector else k.dtype
+    chunk = chunk or chunk_for(Dk, tile.size, vector, delta)
+    launch = metal.kernel("chunked", device())
+    return launch(
+        inputs=[q, k, v, decay, beta, state, *_rows(B, T, lengths)],
+        template=[
+            ("KT", k.dtype), ("VT", v.dtype), ("TT", tile), ("Dk", Dk), ("Dv", Dv), ("Hk", Hk), ("Hv", Hv),
+            ("C", chunk), ("VECTOR", vector), ("DELTA", bool(delta)),
+        ],
+        grid=(128, Dv // 32, B * Hv),
+        threadgroup=(128, 1, 1),
         output_shapes=[v.shape, state.shape],
         output_dtypes=[v.dtype, mx.float32],
     )  # fmt: skip

@@ -111,5 +111,5 @@ PATHS = {
     "step": _plain(_step),
     "chunked": _plain(chunked.recurrence),
     "packed": kernels.packed,
-    "simdgroup": kernels.packed,
+    "simdgroup": kernels.simdgroup,
 }
