@@ -90,7 +90,7 @@ def gated_norm(x, weight, gate, eps, parts=1, before=False, sigmoid=False):
     D = x.shape[-1] // parts
     rows = x.size // D
     groups = 1
-    while groups < 32 and D > 256 * groups:
+    while groups < 32 and 256 * groups < D:
         groups *= 2
     return metal.kernel("gated_norm", device())(
         inputs=[x, gate, weight, numbers(mx.float32, eps)],
