@@ -7,7 +7,7 @@ import mlx.core as mx
 from . import dispatch, mixer_kernels
 from .conv import short_conv
 from .gates import delta_decay, write_strength
-from .norm import l2_normalize, norm_then_gate
+from .norm import norm_then_gate
 from .recurrence import recurrence
 
 
@@ -72,23 +72,16 @@ def _tokens(
 ):  # fmt: skip
     B, T, _ = qkv.shape
     qkv, window = short_conv(qkv, conv_weight, window=window, lengths=lengths)
-    split = key_heads * key_dim
-    q = qkv[..., :split].reshape(B, T, key_heads, key_dim)
-    k = qkv[..., split : 2 * split].reshape(B, T, key_heads, key_dim)
-    v = qkv[..., 2 * split :].reshape(B, T, value_heads, value_dim)
+    split = 2 * key_heads * key_dim
+    # q and k in one norm: l2_normalize(q) Dk^-1/2 and l2_normalize(k).
+    qk = qkv[..., :split].reshape(B, T, 2, key_heads, key_dim).astype(mx.float32)
+    scale = mixer_kernels.numbers(mx.float32, 1 / key_dim, key_dim**-0.5)
+    qk = mx.fast.rms_norm(qk, None, 1e-6 / key_dim) * scale[:, None, None]
+    v = qkv[..., split:].reshape(B, T, value_heads, value_dim)
     if a.shape[-1] != value_heads:
         a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
-    decay = delta_decay(a, A_log, dt_bias, lower_bound)
-    o, state = recurrence(
-        l2_normalize(q) * key_dim**-0.5,
-        l2_normalize(k),
-        v,
-        decay,
-        write_strength(b, beta_scale),
-        state,
-        delta=True,
-        lengths=lengths,
-    )
+    decay, beta = delta_decay(a, A_log, dt_bias, lower_bound), write_strength(b, beta_scale)
+    o, state = recurrence(qk[:, :, 0], qk[:, :, 1], v, decay, beta, state, delta=True, lengths=lengths)
     y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
     return y.reshape(B, T, value_heads * value_dim), window, state
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -20,8 +21,7 @@ from .backend import forced_backend, forced_path
 NO_END = 1 << 62
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What one call of an operation looks like to the table."""
 
     op: str
@@ -119,13 +119,17 @@ def choose(call: Call) -> Row:
 
     A forced kernel backend takes any of its kernels that is right for the call, the fastest first, before plain MLX.
     """
-    forced, where = forced_backend(), device()
+    return _choose(call, device(), forced_backend(), forced_path(), switched_off())
+
+
+@lru_cache(maxsize=4096)  # a decode step asks some hundred times
+def _choose(call, where, forced, path, off):
     if forced == "reference":
         return Row(call.op, ANY, GATES, ALL, ALL, "reference")
     rows = [r for r in TABLE if r.op == call.op]
-    kernels = [r for r in rows if r.devices != ANY and forced != "mlx" and (forced or r.path not in switched_off())]
+    kernels = [r for r in rows if r.devices != ANY and forced != "mlx" and (forced or r.path not in off)]
     plain = [r for r in rows if r.devices == ANY]
-    asked = [r for r in kernels + plain if r.path == forced_path()]
+    asked = [r for r in kernels + plain if r.path == path]
     for candidates, measured in ((asked, False), (kernels, True), (kernels if forced else (), False), (plain, True)):
         for row in candidates:
             if row.takes(call, where, measured):
