@@ -61,12 +61,17 @@ def simdgroup_fits(c: Call) -> bool:
     return c.Dk % 32 == 0 and c.Dk <= 256 and c.Dv % 32 == 0
 
 
-KERNEL, CPU, ANY = ("metal", "cuda"), ("cpu",), ("cpu", "metal", "cuda")
+def tensor_core_fits(c: Call) -> bool:
+    return c.Dk in (32, 64, 96, 128) and c.Dv % 32 == 0
+
+
+KERNEL, CUDA, CPU, ANY = ("metal", "cuda"), ("cuda",), ("cpu",), ("cpu", "metal", "cuda")
 SCALAR, VECTOR, GATES = ("none", "scalar"), ("vector",), ("none", "scalar", "vector")
 ALL = (1, NO_END)
 
 TABLE = [
     #   op            devices  gates   T              B*Hv  path         options                fits
+    Row("recurrence", CUDA,    GATES,  (64, NO_END),  ALL,  "tensor_core", {},                  tensor_core_fits),
     Row("recurrence", KERNEL,  GATES,  (1, 31),       ALL,  "packed",    {},                    packed_fits),
     Row("recurrence", KERNEL,  GATES,  (32, NO_END),  ALL,  "simdgroup", {},                    simdgroup_fits),
     Row("recurrence", ANY,     GATES,  (1, 1),        ALL,  "step"),
