@@ -22,21 +22,24 @@ class Source(NamedTuple):
     body: str
 
 
+KERNEL = r"(?:template\s*<[^{{}};]*>\s*)?(?:\[\[kernel\]\]|__global__)\s*void\s+{}\s*\("
+BUFFER = r"(const\s+)?(?:device\s+)?\w+\s*\*\s*(\w+)\s*(?:\[\[buffer|,|$)"
+
+
 @lru_cache(maxsize=None)
 def source(name: str) -> Source:
     """``"file"`` for the kernel named like its file, or ``"file/kernel"``. Comments are gone: MLX hashes the text at every call."""
     file, _, kernel = name.partition("/")
-    text = _text(f"{file}.metal")
-    start = re.search(rf"(?:template\s*<[^{{]*?>\s*)?\[\[kernel\]\]\s*void\s+{kernel or file}\s*\(", text)
+    text = _text(f"{file}.metal" if f"{file}.metal" in _files() else f"{file}.cu")
+    start = re.search(KERNEL.format(kernel or file), text)
     end = _closing(text, start.end(), "()")
-    pointers = re.findall(r"(const\s+)?device\s+(?:const\s+)?\w+\s*\*\s*(\w+)\s*\[\[buffer", text[start.end() : end])
-    first = re.search(r"(?:template\s*<[^{]*?>\s*)?\[\[kernel\]\]", text)
-    header = re.sub(r"#include.*|using namespace metal;", "", text[: first.start()]).strip()
+    buffers = re.findall(BUFFER, text[start.end() : end])
     opening = text.index("{", end)
+    header = re.sub(r"#include.*|using namespace metal;", "", text[: re.search(KERNEL.format(r"\w+"), text).start()])
     return Source(
-        header=header + "\n" if header else "",
-        inputs=tuple(n for const, n in pointers if const),
-        outputs=tuple(n for const, n in pointers if not const),
+        header=header.strip() + "\n" if header.strip() else "",
+        inputs=tuple(n for const, n in buffers if const),
+        outputs=tuple(n for const, n in buffers if not const),
         body=text[opening + 1 : _closing(text, opening + 1, "{}")].strip("\n"),
     )
 
@@ -86,6 +89,11 @@ def cuda_body(body: str) -> str:
     """A kernel's body in the words of ``cuda.h``."""
     body = _THREADGROUP.sub(lambda m: f"__shared__ {m[1].strip()} {m[2]}{m[3].strip()};", body)
     return "METAL_POSITIONS\n" + cuda_words(body)
+
+
+@lru_cache(maxsize=None)
+def _files() -> frozenset[str]:
+    return frozenset(f.name for f in resources.files(__name__).iterdir())
 
 
 @lru_cache(maxsize=None)

@@ -78,30 +78,35 @@ def selective_fits(c: Call) -> bool:
     return c.Dk % 4 == 0 and c.Dk <= 64
 
 
-KERNEL, CPU, ANY = ("metal", "cuda"), ("cpu",), ("cpu", "metal", "cuda")
+def tensor_core_fits(c: Call) -> bool:
+    return c.Dk in (32, 64, 96, 128) and c.Dv % 32 == 0
+
+
+KERNEL, CUDA, CPU, ANY = ("metal", "cuda"), ("cuda",), ("cpu",), ("cpu", "metal", "cuda")
 SCALAR, VECTOR, GATES = ("none", "scalar"), ("vector",), ("none", "scalar", "vector")
 ALL = (1, NO_END)
 
 TABLE = [
-    #   op            devices  gates   T              B*Hv  path         options                fits
-    Row("delta_mixer", KERNEL, GATES,  (1, 8),        ALL,  "fused_step", {},                   step_fits),
-    Row("delta_mixer", ANY,    GATES,  ALL,           ALL,  "composed"),
-    Row("short_conv", KERNEL,  GATES,  ALL,           ALL,  "channels",  {},                    conv_fits),
-    Row("short_conv", ANY,     GATES,  ALL,           ALL,  "taps"),
-    Row("norm_then_gate", KERNEL, GATES, ALL,         ALL,  "rows",      {},                    norm_fits),
-    Row("norm_then_gate", ANY, GATES,  ALL,           ALL,  "plain"),
-    Row("gate_then_norm", KERNEL, GATES, ALL,         ALL,  "rows",      {},                    norm_fits),
-    Row("gate_then_norm", ANY, GATES,  ALL,           ALL,  "plain"),
-    Row("diagonal_scan", KERNEL, GATES, ALL,          ALL,  "segments"),
-    Row("diagonal_scan", ANY,  GATES,  ALL,           ALL,  "chunked_scan"),
-    Row("selective_scan", KERNEL, GATES, ALL,         ALL,  "staged",    {},                    selective_fits),
-    Row("selective_scan", ANY, GATES,  ALL,           ALL,  "chunked_scan"),
-    Row("recurrence", KERNEL,  GATES,  (1, 31),       ALL,  "packed",    {},                    packed_fits),
-    Row("recurrence", KERNEL,  GATES,  (32, NO_END),  ALL,  "simdgroup", {},                    simdgroup_fits),
-    Row("recurrence", ANY,     GATES,  (1, 1),        ALL,  "step"),
-    Row("recurrence", ANY,     GATES,  (2, 3),        ALL,  "reference"),
-    Row("recurrence", ANY,     GATES,  (4, 8),        ALL,  "chunked",   {"chunk": 8}),
-    Row("recurrence", ANY,     GATES,  (9, NO_END),   ALL,  "chunked",   {"chunk": 16}),
+    #   op             devices gates   T              B*Hv  path            options        fits
+    Row("recurrence",     CUDA,   GATES,  (64, NO_END),  ALL,  "tensor_core", {},            tensor_core_fits),
+    Row("recurrence",     KERNEL, GATES,  (1, 31),       ALL,  "packed",      {},            packed_fits),
+    Row("recurrence",     KERNEL, GATES,  (32, NO_END),  ALL,  "simdgroup",   {},            simdgroup_fits),
+    Row("recurrence",     ANY,    GATES,  (1, 1),        ALL,  "step"),
+    Row("recurrence",     ANY,    GATES,  (2, 3),        ALL,  "reference"),
+    Row("recurrence",     ANY,    GATES,  (4, 8),        ALL,  "chunked",     {"chunk": 8}),
+    Row("recurrence",     ANY,    GATES,  (9, NO_END),   ALL,  "chunked",     {"chunk": 16}),
+    Row("delta_mixer",    KERNEL, GATES,  (1, 8),        ALL,  "fused_step",  {},            step_fits),
+    Row("delta_mixer",    ANY,    GATES,  ALL,           ALL,  "composed"),
+    Row("short_conv",     KERNEL, GATES,  ALL,           ALL,  "channels",    {},            conv_fits),
+    Row("short_conv",     ANY,    GATES,  ALL,           ALL,  "taps"),
+    Row("norm_then_gate", KERNEL, GATES,  ALL,           ALL,  "rows",        {},            norm_fits),
+    Row("norm_then_gate", ANY,    GATES,  ALL,           ALL,  "plain"),
+    Row("gate_then_norm", KERNEL, GATES,  ALL,           ALL,  "rows",        {},            norm_fits),
+    Row("gate_then_norm", ANY,    GATES,  ALL,           ALL,  "plain"),
+    Row("diagonal_scan",  KERNEL, GATES,  ALL,           ALL,  "segments"),
+    Row("diagonal_scan",  ANY,    GATES,  ALL,           ALL,  "chunked_scan"),
+    Row("selective_scan", KERNEL, GATES,  ALL,           ALL,  "staged",      {},            selective_fits),
+    Row("selective_scan", ANY,    GATES,  ALL,           ALL,  "chunked_scan"),
 ]  # fmt: skip
 
 

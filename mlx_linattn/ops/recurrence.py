@@ -112,4 +112,5 @@ PATHS = {
     "chunked": _plain(chunked.recurrence),
     "packed": kernels.packed,
     "simdgroup": kernels.simdgroup,
+    "tensor_core": kernels.tensor_core,
 }
