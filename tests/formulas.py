@@ -200,9 +200,25 @@ def delta_mixer(
 
 
 def check_delta_mixer(
-    B, T, Hk, Hv, Dk, Dv, K=4, vector=False, dtype=mx.float32, lengths=None, snapshots=False, seed=0, **options
+    B,
+    T,
+    Hk,
+    Hv,
+    Dk,
+    Dv,
+    K=4,
+    vector=False,
+    dtype=mx.float32,
+    lengths=None,
+    snapshots=False,
+    slow=False,
+    seed=0,
+    **options,
 ):
+    """``slow``: decays near 1 from steps near 0, where a careless softplus loses its digits."""
     given = delta_mixer_arrays(B, T, Hk, Hv, Dk, Dv, K, vector, dtype, seed)
+    if slow:
+        given |= {"A_log": mx.full((Hv,), 10.0), "dt_bias": given["dt_bias"] - 20.0}
     sizes = {"key_heads": Hk, "value_heads": Hv, "key_dim": Dk, "value_dim": Dv}
     want, windows, states = delta_mixer(**given, **sizes, **options)
     y, window, state = ops.delta_mixer(

@@ -32,6 +32,10 @@ def test_delta_mixer_knows_every_published_gate(vector, T):
     check_delta_mixer(1, T, 1, 2, 32, 32, vector=vector, **options)
 
 
+def test_a_slow_decay_keeps_its_digits():
+    check_delta_mixer(1, 5, 1, 2, 32, 32, slow=True)
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("T", [1, 5])
 def test_delta_mixer_takes_half_precision(dtype, T):
