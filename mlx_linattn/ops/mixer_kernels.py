@@ -31,7 +31,8 @@ def delta_step(
         most //= 2
     window = mx.zeros((B, K - 1, C), qkv.dtype) if window is None else window.astype(qkv.dtype)
     state = mx.zeros((B, value_heads, value_dim, key_dim)) if state is None else state
-    threads = threads or (512 if value_dim * lanes % 512 == 0 else 256)
+    if threads is None:  # 512 threads of a wide state would not fit into an Apple core's registers
+        threads = 512 if value_dim * lanes % 512 == 0 and key_dim <= 128 else 256
     launch = metal.kernel("delta_step", device())
     template = [
         ("YT", qkv.dtype), ("Dk", key_dim), ("Dv", value_dim), ("Hk", key_heads), ("Hv", value_heads), ("K", K),

@@ -9,7 +9,7 @@ from mlx_linattn import ops
 from mlx_linattn.ops import mixer_kernels
 from msl import emulator
 from msl.harness import compile_for, emulated, same_in_every_order
-from msl.step_problems import CHECKS, conv, launch, mixer, selective
+from msl.step_problems import CHECKS, conv, mixer, only_launch, selective
 
 pytestmark = pytest.mark.skipif(bool(emulator.MISSING), reason=str(emulator.MISSING))
 
@@ -21,7 +21,7 @@ def compiled():
     def one(check):
         def run(collect):
             with emulated(collect=collect):
-                launch(check)
+                only_launch(check)
 
         return run
 

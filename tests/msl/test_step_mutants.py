@@ -7,7 +7,7 @@ from mlx_linattn import metal
 from msl import emulator
 from msl.harness import compile_for, emulated
 from msl.mutants import MUTANTS
-from msl.step_problems import CHECKS, launch
+from msl.step_problems import CHECKS, only_launch
 
 pytestmark = pytest.mark.skipif(bool(emulator.MISSING), reason=str(emulator.MISSING))
 
@@ -56,7 +56,7 @@ def compiled():
     def one(mutant, name):
         def run(collect):
             with emulated(collect=collect, sources=broken(mutant)):
-                launch(CHECKS[mutant.kernel][name])
+                only_launch(CHECKS[mutant.kernel][name])
 
         return run
 
