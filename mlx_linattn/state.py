@@ -7,6 +7,7 @@ length: both have a constant size. Rows of a batch can hold different numbers of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,6 +50,9 @@ class RecurrentState:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
 
+    def reset(self) -> None:
+        self.arrays = [None] * len(self.arrays)
+
     def snapshot(self) -> Any:
         return tuple(self.arrays)
 
@@ -68,18 +72,20 @@ class KVState:
 
     def append(self, keys, values, starts: tuple[int, ...]):
         """Store [B, Hkv, T, D] at each row's start; returns the keys and values from column 0 to the longest row's end."""
-        T = keys.shape[2]
-        end = max(starts) + T
-        self.keys, self.values = self._room(self.keys, keys, end), self._room(self.values, values, end)
-        if len(set(starts)) == 1:
-            self.keys[:, :, starts[0] : end] = keys
-            self.values[:, :, starts[0] : end] = values
-        else:
-            columns = (mx.array(starts)[:, None] + mx.arange(T))[:, None, :, None]  # [B, 1, T, 1]
-            self.keys = mx.put_along_axis(self.keys, mx.broadcast_to(columns, keys.shape), keys, axis=2)
-            self.values = mx.put_along_axis(self.values, mx.broadcast_to(columns, values.shape), values, axis=2)
+        end = max(starts) + keys.shape[2]
+        self.keys = self._store(self.keys, keys, starts, end)
+        self.values = self._store(self.values, values, starts, end)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _store(self, buffer, new, starts, end):
+        """``buffer``, made larger where it ends before column ``end``, with ``new`` in its place."""
+        buffer = self._room(buffer, new, end)
+        if len(set(starts)) == 1:
+            buffer[:, :, starts[0] : end] = new
+            return buffer
+        columns = (mx.array(starts)[:, None] + mx.arange(new.shape[2]))[:, None, :, None]  # [B, 1, T, 1]
+        return mx.put_along_axis(buffer, mx.broadcast_to(columns, new.shape), new, axis=2)
 
     def _room(self, buffer, new, end):
         if buffer is not None and buffer.shape[2] >= end:
@@ -93,11 +99,15 @@ class KVState:
 
     @property
     def state(self) -> list[mx.array]:
-        return [] if self.keys is None else [self.keys, self.values]
+        return [array for array in (self.keys, self.values) if array is not None]
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
+
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self.length = 0
 
     def snapshot(self) -> Any:
         return self.length
@@ -106,6 +116,62 @@ class KVState:
         if snapshot > self.length:
             raise StateError(f"cannot restore a cache of {self.length} tokens to {snapshot}: it can only go back")
         self.length = snapshot
+
+
+class WindowState(RecurrentState):
+    """Keys and values of the last ``window`` tokens of each row, in two arrays that never grow: position p lies in slot p % window.
+
+    Every token makes new arrays (in the old ones' memory, unless a snapshot holds them), so that a snapshot is two references.
+    """
+
+    def __init__(self, window: int):
+        super().__init__(2)
+        self.window = window
+
+    def append(self, keys, values, span: Span):
+        """Store [B, Hkv, T, D]; returns keys, values and, for :func:`ops.attention`, which of their columns a token sees."""
+        W, T = self.window, span.T
+        if self.arrays[0] is None:
+            self.arrays = [mx.zeros((*x.shape[:2], W, x.shape[3]), x.dtype) for x in (keys, values)]
+        if T == 1 and span.lengths is None:
+            return self._append_one(keys, values, span.starts)
+        past = min(W - 1, max(span.starts))
+        starts, counts = mx.array(span.starts)[:, None], mx.array(span.counts)[:, None]
+        slots = mx.arange(W)
+        oldest_first = (starts + slots) % W  # [B, W]: column c holds position start - W + c
+        kept = counts + (slots - starts - counts) % W  # [B, W]: the column, of W old ones and T new ones, for each slot
+        joined = []
+        for i, new in enumerate((keys, values)):
+            old = mx.take_along_axis(self.arrays[i], oldest_first[:, None, :, None], axis=2)
+            both = mx.concatenate([old, new], axis=2)
+            self.arrays[i] = mx.take_along_axis(both, kept[:, None, :, None], axis=2)
+            joined.append(both[:, :, W - past :])
+        missing = tuple(past - min(past, start) for start in span.starts)
+        first = missing if any(missing) else None
+        return *joined, {"starts": (past,) * len(span.starts), "window": W, "first": first}
+
+    def _append_one(self, keys, values, starts):
+        W = self.window
+        slots = mx.array([start % W for start in starts])
+        for i, new in enumerate((keys, values)):
+            if len(set(starts)) == 1:
+                self.arrays[i] = mx.slice_update(self.arrays[i], new, slots[:1], (2,))
+            else:
+                index = mx.broadcast_to(slots[:, None, None, None], new.shape)
+                self.arrays[i] = mx.put_along_axis(self.arrays[i], index, new, axis=2)
+        last = tuple(min(start, W - 1) for start in starts)  # a full buffer is seen whole, whatever its order
+        used = max(last) + 1
+        return *(array[:, :, :used] for array in self.arrays), {"starts": last}
+
+
+class LatentState(KVState):
+    """The latents of a multi-head latent attention layer: keys of one head whose first features are also the values."""
+
+    def append(self, latents, starts: tuple[int, ...]):
+        """Store [B, 1, T, D] at each row's start; returns the latents from column 0 to the longest row's end."""
+        self.length = max(starts) + latents.shape[2]
+        self.keys = self._store(self.keys, latents, starts, self.length)
+        return self.keys[:, :, : self.length]
 
 
 @dataclass(frozen=True)
@@ -168,8 +234,24 @@ class ModelState(Sequence):
             )
         return Span(starts, tuple(counts) if counts is not None else (T,) * B, T)
 
-    def advance(self, span: Span) -> None:
+    @contextmanager
+    def advancing(self, span: Span) -> Iterator[None]:
+        """Let the layers read ``span``; if anything interrupts them, all of them are as they were."""
+        before = [layer.snapshot() for layer in self.layers]
+        try:
+            yield
+        except BaseException:
+            for layer, part in zip(self.layers, before):
+                layer.restore(part)
+            raise
         self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for layer in self.layers:
+            layer.reset()
+        self.counts = ()
+        self._restored_to.append(())
 
     def snapshot(self) -> Snapshot:
         layers = tuple(layer.snapshot() for layer in self.layers)
