@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -20,8 +21,7 @@ from .backend import forced_backend, forced_path
 NO_END = 1 << 62
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What one call of an operation looks like to the table."""
 
     op: str
@@ -32,6 +32,7 @@ class Call:
     gate: str = "none"  # "none", "scalar" or "vector"
     delta: bool = False
     dtype: mx.Dtype = mx.float32
+    taps: int = 0  # of a convolution
     more: tuple = ()  # what only this operation's rows look at
 
 
@@ -61,6 +62,22 @@ def simdgroup_fits(c: Call) -> bool:
     return c.Dk % 32 == 0 and c.Dk <= 256 and c.Dv % 32 == 0
 
 
+def step_fits(c: Call) -> bool:
+    return c.T <= 8 and all(D % 32 == 0 and D <= 256 for D in (c.Dk, c.Dv)) and 2 <= c.taps <= 8
+
+
+def conv_fits(c: Call) -> bool:
+    return 2 <= c.taps <= 8
+
+
+def norm_fits(c: Call) -> bool:
+    return c.Dk <= 16384  # what the registers of 1,024 threads hold
+
+
+def selective_fits(c: Call) -> bool:
+    return c.Dk % 4 == 0 and c.Dk <= 64
+
+
 def tensor_core_fits(c: Call) -> bool:
     return c.Dk in (32, 64, 96, 128) and c.Dv % 32 == 0
 
@@ -70,14 +87,26 @@ SCALAR, VECTOR, GATES = ("none", "scalar"), ("vector",), ("none", "scalar", "vec
 ALL = (1, NO_END)
 
 TABLE = [
-    #   op            devices  gates   T              B*Hv  path         options                fits
-    Row("recurrence", CUDA,    GATES,  (64, NO_END),  ALL,  "tensor_core", {},                  tensor_core_fits),
-    Row("recurrence", KERNEL,  GATES,  (1, 31),       ALL,  "packed",    {},                    packed_fits),
-    Row("recurrence", KERNEL,  GATES,  (32, NO_END),  ALL,  "simdgroup", {},                    simdgroup_fits),
-    Row("recurrence", ANY,     GATES,  (1, 1),        ALL,  "step"),
-    Row("recurrence", ANY,     GATES,  (2, 3),        ALL,  "reference"),
-    Row("recurrence", ANY,     GATES,  (4, 8),        ALL,  "chunked",   {"chunk": 8}),
-    Row("recurrence", ANY,     GATES,  (9, NO_END),   ALL,  "chunked",   {"chunk": 16}),
+    #   op             devices gates   T              B*Hv  path            options        fits
+    Row("recurrence",     CUDA,   GATES,  (64, NO_END),  ALL,  "tensor_core", {},            tensor_core_fits),
+    Row("recurrence",     KERNEL, GATES,  (1, 31),       ALL,  "packed",      {},            packed_fits),
+    Row("recurrence",     KERNEL, GATES,  (32, NO_END),  ALL,  "simdgroup",   {},            simdgroup_fits),
+    Row("recurrence",     ANY,    GATES,  (1, 1),        ALL,  "step"),
+    Row("recurrence",     ANY,    GATES,  (2, 3),        ALL,  "reference"),
+    Row("recurrence",     ANY,    GATES,  (4, 8),        ALL,  "chunked",     {"chunk": 8}),
+    Row("recurrence",     ANY,    GATES,  (9, NO_END),   ALL,  "chunked",     {"chunk": 16}),
+    Row("delta_mixer",    KERNEL, GATES,  (1, 8),        ALL,  "fused_step",  {},            step_fits),
+    Row("delta_mixer",    ANY,    GATES,  ALL,           ALL,  "composed"),
+    Row("short_conv",     KERNEL, GATES,  ALL,           ALL,  "channels",    {},            conv_fits),
+    Row("short_conv",     ANY,    GATES,  ALL,           ALL,  "taps"),
+    Row("norm_then_gate", KERNEL, GATES,  ALL,           ALL,  "rows",        {},            norm_fits),
+    Row("norm_then_gate", ANY,    GATES,  ALL,           ALL,  "plain"),
+    Row("gate_then_norm", KERNEL, GATES,  ALL,           ALL,  "rows",        {},            norm_fits),
+    Row("gate_then_norm", ANY,    GATES,  ALL,           ALL,  "plain"),
+    Row("diagonal_scan",  KERNEL, GATES,  ALL,           ALL,  "segments"),
+    Row("diagonal_scan",  ANY,    GATES,  ALL,           ALL,  "chunked_scan"),
+    Row("selective_scan", KERNEL, GATES,  ALL,           ALL,  "staged",      {},            selective_fits),
+    Row("selective_scan", ANY,    GATES,  ALL,           ALL,  "chunked_scan"),
 ]  # fmt: skip
 
 
@@ -95,13 +124,17 @@ def choose(call: Call) -> Row:
 
     A forced kernel backend takes any of its kernels that is right for the call, the fastest first, before plain MLX.
     """
-    forced, where = forced_backend(), device()
+    return _choose(call, device(), forced_backend(), forced_path(), switched_off())
+
+
+@lru_cache(maxsize=4096)  # a decode step asks some hundred times
+def _choose(call, where, forced, path, off):
     if forced == "reference":
         return Row(call.op, ANY, GATES, ALL, ALL, "reference")
     rows = [r for r in TABLE if r.op == call.op]
-    kernels = [r for r in rows if r.devices != ANY and forced != "mlx" and (forced or r.path not in switched_off())]
+    kernels = [r for r in rows if r.devices != ANY and forced != "mlx" and (forced or r.path not in off)]
     plain = [r for r in rows if r.devices == ANY]
-    asked = [r for r in kernels + plain if r.path == forced_path()]
+    asked = [r for r in kernels + plain if r.path == path]
     for candidates, measured in ((asked, False), (kernels, True), (kernels if forced else (), False), (plain, True)):
         for row in candidates:
             if row.takes(call, where, measured):

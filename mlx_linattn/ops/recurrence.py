@@ -90,13 +90,13 @@ def _step(q, k, v, decay, beta, state, delta):
     Hk, Dk = k.shape[2:]
     state = state * decay[:, 0, :, None, :]
     grouped = (B, Hk, (Hv // Hk) * Dv, Dk)  # the value heads of one key head, row under row
-    k, q = k[:, 0], q[:, 0]
+    k, q = k[:, 0, :, None], q[:, 0, :, None]  # rows times matrices: a matrix times one column is slow on a CPU
     update = v[:, 0]
     if delta:
-        update = update - (state.reshape(grouped) @ k[..., None]).reshape(B, Hv, Dv)
+        update = update - (k @ state.reshape(grouped).swapaxes(-1, -2)).reshape(B, Hv, Dv)
     update = (beta[:, 0, :, None] * update).reshape(B, Hk, -1, 1)
-    state = state.reshape(grouped) + update * k[:, :, None, :]
-    o = (state @ q[..., None]).reshape(B, 1, Hv, Dv)
+    state = state.reshape(grouped) + update * k
+    o = (q @ state.swapaxes(-1, -2)).reshape(B, 1, Hv, Dv)
     return o, state.reshape(B, Hv, Dv, Dk)
 
 

@@ -21,13 +21,10 @@ def recurrence(q, k, v, decay, beta, state, delta):
     return mx.stack(outputs, axis=1), state
 
 
-def short_conv(x, weight, bias, window):
-    """y_t = sum_i weight[:, i] * x_{t - K + 1 + i} + bias over [window, x]; x [B, T, C], weight [C, K], window [B, K-1, C]."""
+def short_conv(past, weight, T):
+    """y_t = sum_i weight[:, i] * past_{t+i}; past [B, K-1+T, C] begins with the window, weight [C, K]."""
     K = weight.shape[1]
-    past = mx.concatenate([window, x], axis=1)
-    rows = [(past[:, t : t + K] * weight.T).sum(1) for t in range(x.shape[1])]
-    y = mx.stack(rows, axis=1)
-    return y if bias is None else y + bias
+    return mx.stack([(past[:, t : t + K] * weight.T).sum(1) for t in range(T)], axis=1)
 
 
 def diagonal_scan(a, u, state):
@@ -36,6 +33,16 @@ def diagonal_scan(a, u, state):
     for t in range(a.shape[1]):
         state = a[:, t] * state + u[:, t]
         outputs.append(state)
+    return mx.stack(outputs, axis=1), state
+
+
+def selective_scan(x, delta, A, B, C, state):
+    """h_t = exp(delta_t A) h_{t-1} + delta_t x_t B_t,  y_t = C_t . h_t; x, delta [B, T, inner], A [inner, N], B, C [B, T, N]."""
+    outputs = []
+    for t in range(x.shape[1]):
+        decay = mx.exp(delta[:, t, :, None] * A)
+        state = decay * state + (delta * x)[:, t, :, None] * B[:, t, None, :]
+        outputs.append((state * C[:, t, None, :]).sum(-1))
     return mx.stack(outputs, axis=1), state
 
 

@@ -1,6 +1,7 @@
 """The kernel bodies as CUDA: they compile, and no specialization keeps registers in memory. nvcc is enough, no GPU."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import mlx.core as mx
 import pytest
@@ -9,6 +10,7 @@ from mlx_linattn.ops import use_backend
 
 from msl import nvcc
 from msl.problems import Problem
+from msl.step_problems import conv, diagonal, mixer, only_launch, selective, then_gate, then_norm
 
 pytestmark = pytest.mark.skipif(nvcc.NVCC is None, reason="compiling the CUDA sources needs nvcc")
 
@@ -26,8 +28,23 @@ def recurrence_launches():
         yield path, Problem(T=2, Dk=128, Dv=128, gate="vector", keys=BF16, delta=False).run
 
 
+def step_launches():
+    """The widest specializations and the published sizes."""
+    for T in (1, 2):
+        for vector in (False, True):
+            yield mixer(1, T, 1, 2, 128, 128, dtype=BF16, vector=vector)
+            yield mixer(1, T, 1, 1, 256, 256, vector=vector)
+    yield mixer(1, 2, 1, 2, 128, 128, dtype=BF16, snapshots=True)
+    yield diagonal(1, 300, 32, dtype=BF16)
+    yield selective(1, 40, 32, 64)
+    yield selective(1, 40, 32, 16, dtype=BF16)
+    yield conv(1, 9, 32, 8)
+    yield then_gate((1, 1, 2, 128), dtype=BF16)
+    yield then_norm((1, 1, 16384))
+
+
 #: (path or None, function that launches) of every shipped specialization; another kernel's launches are added here.
-LAUNCHES = [*recurrence_launches()]
+LAUNCHES = [*recurrence_launches(), *((None, partial(only_launch, check)) for check in step_launches())]
 
 
 def test_no_specialization_uses_stack_or_spills(monkeypatch):
