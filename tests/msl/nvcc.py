@@ -32,7 +32,12 @@ class Recorder:
         if label not in self.made:
             given = [f"const {_TYPES[a.dtype]}* {n}" for n, a in zip(self.source.inputs, inputs)]
             given += [f"{_TYPES[d]}* {n}" for n, d in zip(self.source.outputs, output_dtypes)]
-            lines = ["#include <cstdint>", metal._text("cuda.h"), metal.cuda_words(self.source.header), "namespace mlx {"]
+            lines = [
+                "#include <cstdint>",
+                metal._text("cuda.h"),
+                metal.cuda_words(self.source.header),
+                "namespace mlx {",
+            ]
             lines += [f"__global__ void {self.name}(", ",\n".join(given), ") {"]
             for (n, v), (_, value) in zip(values, template):
                 kind = "bool" if isinstance(value, bool) else "int"
@@ -50,5 +55,9 @@ def resources(source: str, arch: str = "sm_90") -> dict[str, int]:
         result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(result.stderr[:3000])
-    patterns = {"registers": r"Used (\d+) registers", "stack": r"(\d+) bytes stack", "stores": r"(\d+) bytes spill stores"}
+    patterns = {
+        "registers": r"Used (\d+) registers",
+        "stack": r"(\d+) bytes stack",
+        "stores": r"(\d+) bytes spill stores",
+    }
     return {name: int(re.search(pattern, result.stderr)[1]) for name, pattern in patterns.items()}

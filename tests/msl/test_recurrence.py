@@ -87,9 +87,7 @@ def test_a_prefill_cut_anywhere_is_the_whole(gate):
     with emulated():  # the dispatch table chooses: short pieces take one kernel and long ones the other
         o, end = problem.run()
         for cut in range(1, 35):
-            first, middle = ops.recurrence(
-                *(x[:, :cut] for x in (q, k, v, decay, beta)), state, delta=True
-            )
+            first, middle = ops.recurrence(*(x[:, :cut] for x in (q, k, v, decay, beta)), state, delta=True)
             second, last = ops.recurrence(*(x[:, cut:] for x in (q, k, v, decay, beta)), middle, delta=True)
             pieces = mx.concatenate([first, second], axis=1)
             np.testing.assert_allclose(np.array(pieces), np.array(o), atol=3e-6, err_msg=f"cut at {cut}")
