@@ -116,6 +116,52 @@ class KVState:
         self.length = snapshot
 
 
+class WindowState(RecurrentState):
+    """Keys and values of the last ``window`` tokens of each row, in two arrays that never grow: position p lies in slot p % window.
+
+    Every token makes new arrays (in the old ones' memory, unless a snapshot holds them), so that a snapshot is two references.
+    """
+
+    def __init__(self, window: int):
+        super().__init__(2)
+        self.window = window
+
+    def append(self, keys, values, span: Span):
+        """Store [B, Hkv, T, D]; returns keys, values and, for :func:`ops.attention`, which of their columns a token sees."""
+        W, T = self.window, span.T
+        if self.arrays[0] is None:
+            self.arrays = [mx.zeros((*x.shape[:2], W, x.shape[3]), x.dtype) for x in (keys, values)]
+        if T == 1 and span.lengths is None:
+            return self._append_one(keys, values, span.starts)
+        past = min(W - 1, max(span.starts))
+        starts, counts = mx.array(span.starts)[:, None], mx.array(span.counts)[:, None]
+        slots = mx.arange(W)
+        oldest_first = (starts + slots) % W  # [B, W]: column c holds position start - W + c
+        kept = counts + (slots - starts - counts) % W  # [B, W]: the column, of W old ones and T new ones, for each slot
+        joined = []
+        for i, new in enumerate((keys, values)):
+            old = mx.take_along_axis(self.arrays[i], oldest_first[:, None, :, None], axis=2)
+            both = mx.concatenate([old, new], axis=2)
+            self.arrays[i] = mx.take_along_axis(both, kept[:, None, :, None], axis=2)
+            joined.append(both[:, :, W - past :])
+        missing = tuple(past - min(past, start) for start in span.starts)
+        first = missing if any(missing) else None
+        return *joined, {"starts": (past,) * len(span.starts), "window": W, "first": first}
+
+    def _append_one(self, keys, values, starts):
+        W = self.window
+        slots = mx.array([start % W for start in starts])
+        for i, new in enumerate((keys, values)):
+            if len(set(starts)) == 1:
+                self.arrays[i] = mx.slice_update(self.arrays[i], new, slots[:1], (2,))
+            else:
+                index = mx.broadcast_to(slots[:, None, None, None], new.shape)
+                self.arrays[i] = mx.put_along_axis(self.arrays[i], index, new, axis=2)
+        last = tuple(min(start, W - 1) for start in starts)  # a full buffer is seen whole, whatever its order
+        used = max(last) + 1
+        return *(array[:, :, :used] for array in self.arrays), {"starts": last}
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A moment of a ModelState, of constant size; good for that state and its forks, backwards in time only."""

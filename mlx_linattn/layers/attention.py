@@ -5,7 +5,7 @@ import mlx.nn as nn
 
 from .. import ops
 from ..spec import AttentionSpec
-from ..state import KVState
+from ..state import KVState, WindowState
 from .norm import RMSNorm
 
 
@@ -24,10 +24,10 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
 
-    def make_state(self) -> KVState:
-        return KVState()
+    def make_state(self) -> KVState | WindowState:
+        return KVState() if self.spec.window is None else WindowState(self.spec.window)
 
-    def __call__(self, x, state: KVState, span):
+    def __call__(self, x, state: KVState | WindowState, span):
         spec = self.spec
         B, T, _ = x.shape
         q = self.q_proj(x).reshape(B, T, spec.heads, -1)
@@ -38,8 +38,12 @@ class Attention(nn.Module):
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
-        keys, values = state.append(k, v, span.starts)
-        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, starts=span.starts)
+        if spec.window is None:
+            keys, values = state.append(k, v, span.starts)
+            seen = {"starts": span.starts}
+        else:
+            keys, values, seen = state.append(k, v, span)
+        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, **seen)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
         return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
 
