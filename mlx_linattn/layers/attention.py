@@ -3,9 +3,9 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import ops
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
+from .attend import attend
 from .norm import RMSNorm
 
 
@@ -38,12 +38,7 @@ class Attention(nn.Module):
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
-        if spec.window is None:
-            keys, values = state.append(k, v, span.starts)
-            seen = {"starts": span.starts}
-        else:
-            keys, values, seen = state.append(k, v, span)
-        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, **seen)
+        o = attend(q, (k, v), state, span, spec.head_dim**-0.5)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
         return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
 
