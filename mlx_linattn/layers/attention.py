@@ -32,7 +32,7 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         q = self.q_proj(x).reshape(B, T, spec.heads, -1)
         if spec.output_gate:  # each head's rows are [query | gate]
-            q, gate = q[..., : spec.head_dim], q[..., spec.head_dim :].reshape(B, T, -1)
+            q, gate = mx.split(q, 2, axis=-1)
         k = self.k_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim)
         v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
         if spec.qk_norm:
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
         o = attend(q, (k, v), state, span, spec.head_dim**-0.5)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
-        return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
+        return self.o_proj(ops.sigmoid_gate(o, gate.reshape(B, T, -1)) if spec.output_gate else o)
 
     def _rotate(self, x, span):
         rope = self.spec.rope

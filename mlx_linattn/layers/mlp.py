@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import mlx.core as mx
 import mlx.nn as nn
 
+from .. import ops
 from ..spec import MlpSpec
-
-
-def swiglu(gate, up):
-    return gate * mx.sigmoid(gate) * up
 
 
 class Mlp(nn.Module):
@@ -18,4 +14,4 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=False)
 
     def __call__(self, x):
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))

@@ -3,8 +3,9 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import ops
 from ..spec import MlpSpec, MoeSpec
-from .mlp import Mlp, swiglu
+from .mlp import Mlp
 
 
 class ExpertLinear(nn.Module):
@@ -67,7 +68,7 @@ class Experts(nn.Module):
         else:
             rows = mx.repeat(x, top_k, axis=0)
         rows = rows[:, None]
-        y = swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted))
+        y = ops.swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted))
         y = self.down_proj(y, experts, is_sorted)[:, 0]
         if is_sorted:
             y = y[mx.argsort(order)]

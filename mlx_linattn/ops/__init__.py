@@ -8,7 +8,7 @@ from .attention import attention
 from .backend import BACKENDS, forced_backend, use_backend
 from .conv import short_conv
 from .delta_mixer import delta_mixer
-from .gates import delta_decay, write_strength
+from .gates import delta_decay, sigmoid_gate, silu, swiglu, write_strength
 from .norm import l2_normalize, norm_then_gate, rms_norm
 from .recurrence import recurrence
 
@@ -23,6 +23,9 @@ __all__ = [
     "recurrence",
     "rms_norm",
     "short_conv",
+    "sigmoid_gate",
+    "silu",
+    "swiglu",
     "use_backend",
     "write_strength",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..errors import ShapeError
-from . import reference
+from . import gates, reference
 from .backend import forced_backend
 
 
@@ -34,9 +34,13 @@ def short_conv(x, weight, bias=None, window=None, *, silu: bool = True, lengths=
     if forced_backend() == "reference":
         y = reference.short_conv(x.astype(mx.float32), taps, bias, past[:, : K - 1].astype(mx.float32))
     else:
-        y = sum(past[:, i : i + T].astype(mx.float32) * taps[:, i] for i in range(K))
+        wide = past.astype(mx.float32)
+        if T == 1:
+            y = (wide * taps.T).sum(1, keepdims=True)
+        else:
+            y = sum(wide[:, i : i + T] * taps[:, i] for i in range(K))
         y = y if bias is None else y + bias.astype(mx.float32)
-    y = y * mx.sigmoid(y) if silu else y
+    y = gates.silu(y) if silu else y
     if lengths is None:
         # Not a view of `past`: a window must not keep a whole prompt's activations alive.
         new_window = mx.contiguous(past[:, T:])

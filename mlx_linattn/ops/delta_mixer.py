@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+
 from .conv import short_conv
 from .gates import delta_decay, write_strength
-from .norm import l2_normalize, norm_then_gate
+from .norm import norm_then_gate
 from .recurrence import recurrence
 
 
@@ -31,22 +33,16 @@ def delta_mixer(
     """
     B, T, _ = qkv.shape
     qkv, window = short_conv(qkv, conv_weight, window=window, lengths=lengths)
-    split = key_heads * key_dim
-    q = qkv[..., :split].reshape(B, T, key_heads, key_dim)
-    k = qkv[..., split : 2 * split].reshape(B, T, key_heads, key_dim)
-    v = qkv[..., 2 * split :].reshape(B, T, value_heads, value_dim)
+    keys = key_heads * key_dim
+    qk, v = mx.split(qkv, [2 * keys], axis=-1)
+    # l2(x) = rms(x) D^-1/2; both at once, q with its further D^-1/2
+    qk = mx.fast.rms_norm(qk.reshape(B, T, 2, key_heads, key_dim).astype(mx.float32), None, 1e-6 / key_dim)
+    q, k = mx.split(qk * mx.array([[[1 / key_dim]], [[key_dim**-0.5]]]), 2, axis=2)
     if a.shape[-1] != value_heads:
         a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
     decay = delta_decay(a, A_log, dt_bias, lower_bound)
-    o, state = recurrence(
-        l2_normalize(q) * key_dim**-0.5,
-        l2_normalize(k),
-        v,
-        decay,
-        write_strength(b, beta_scale),
-        state,
-        delta=True,
-        lengths=lengths,
-    )
+    v = v.reshape(B, T, value_heads, value_dim)
+    beta = write_strength(b, beta_scale)
+    o, state = recurrence(q.squeeze(2), k.squeeze(2), v, decay, beta, state, delta=True, lengths=lengths)
     y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
     return y.reshape(B, T, value_heads * value_dim), window, state

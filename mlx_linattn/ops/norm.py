@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .gates import sigmoid_gate, swiglu
+
 
 def rms_norm(x, weight, eps: float):
     """x / rms(x) * weight over the last axis, in float32, returned in x's dtype."""
@@ -12,9 +14,13 @@ def rms_norm(x, weight, eps: float):
 
 def norm_then_gate(x, weight, gate, eps: float, activation: str):
     """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
-    gate32 = gate.astype(mx.float32)
-    opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
-    return (mx.fast.rms_norm(x.astype(mx.float32), weight, eps) * opened).astype(x.dtype)
+    normed = mx.fast.rms_norm(x.astype(mx.float32), weight, eps)
+    gated = sigmoid_gate if activation == "sigmoid" else swiglu_of
+    return gated(normed, gate.astype(mx.float32)).astype(x.dtype)
+
+
+def swiglu_of(x, gate):
+    return swiglu(gate, x)
 
 
 def l2_normalize(x, eps: float = 1e-6):

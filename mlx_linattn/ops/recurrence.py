@@ -19,6 +19,7 @@ import mlx.core as mx
 from ..errors import ShapeError
 from . import chunked, reference
 from .backend import forced_backend
+from .gates import fused
 
 
 def recurrence(q, k, v, decay=None, beta=None, state=None, *, delta: bool, lengths=None):
@@ -81,19 +82,35 @@ def _run(q, k, v, decay, beta, state, delta):
 
 
 def _step(q, k, v, decay, beta, state, delta):
-    """One token, as matrix-vector products; same arguments as :func:`reference.recurrence`, but q and k keep Hk heads."""
+    """One token; same arguments as :func:`reference.recurrence`, but q and k keep Hk heads.
+
+    Vectors multiply the state from the left, k^T S^T: plain BLAS is five times slower at S k.
+    """
     B, _, Hv, Dv = v.shape
     Hk, Dk = k.shape[2:]
-    state = state * decay[:, 0, :, None, :]
-    grouped = (B, Hk, (Hv // Hk) * Dv, Dk)  # the value heads of one key head, row under row
-    k, q = k[:, 0], q[:, 0]
-    update = v[:, 0]
+    heads, rows = (B, Hk, Hv // Hk), (B, Hk, Hv // Hk * Dv)  # a key head's value heads, and their rows of S
+    decay, beta = decay.reshape(*heads, 1, -1), beta.reshape(*heads, 1, 1)
+    update = v.reshape(*heads, Dv, 1)
     if delta:
-        update = update - (state.reshape(grouped) @ k[..., None]).reshape(B, Hv, Dv)
-    update = (beta[:, 0, :, None] * update).reshape(B, Hk, -1, 1)
-    state = state.reshape(grouped) + update * k[:, :, None, :]
-    o = (state @ q[..., None]).reshape(B, 1, Hv, Dv)
-    return o, state.reshape(B, Hv, Dv, Dk)
+        if decay.shape[-1] == 1:
+            recalled = k.reshape(B, Hk, 1, Dk) @ state.reshape(*rows, Dk).swapaxes(-1, -2)
+            update = _corrected(update, decay, recalled.reshape(*heads, Dv, 1))
+        else:
+            k_decayed = decay * k.reshape(B, Hk, 1, 1, Dk)
+            update = update - (k_decayed @ state.reshape(*heads, Dv, Dk).swapaxes(-1, -2)).reshape(*heads, Dv, 1)
+    state = _rewritten(state.reshape(*heads, Dv, Dk), decay, beta, update, k.reshape(B, Hk, 1, 1, Dk))
+    o = q.reshape(B, Hk, 1, Dk) @ state.reshape(*rows, Dk).swapaxes(-1, -2)
+    return o.reshape(B, 1, Hv, Dv), state.reshape(B, Hv, Dv, Dk)
+
+
+@fused
+def _corrected(v, decay, recalled):
+    return v - decay * recalled
+
+
+@fused
+def _rewritten(state, decay, beta, update, k):
+    return state * decay + (beta * update) * k
 
 
 def _expect(name, array, shape):
