@@ -29,7 +29,7 @@ class Model(nn.Module):
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
-        return ModelState(options.apply(layer.mixer.make_state() for layer in self.layers))
+        return ModelState((layer.mixer.make_state() for layer in self.layers), options)
 
     def __call__(
         self,

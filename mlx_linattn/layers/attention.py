@@ -3,6 +3,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import ops
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
 from .attend import attend

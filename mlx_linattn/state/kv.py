@@ -93,9 +93,11 @@ class KVState:
         have = 0 if buffer is None else buffer.shape[2]
         if have >= end:
             return buffer
-        more = self._rounded(max(end, have + have // 2, reserved)) - have
-        more = mx.zeros((*new.shape[:2], more, new.shape[3]), new.dtype)
+        more = mx.zeros((*new.shape[:2], self._capacity(have, end, reserved) - have, new.shape[3]), new.dtype)
         return more if buffer is None else mx.concatenate([buffer, more], axis=2)
+
+    def _capacity(self, have: int, end: int, reserved: int) -> int:
+        return have if have >= end else self._rounded(max(end, have + have // 2, reserved))
 
     def _rounded(self, columns: int) -> int:
         return max(1, -(-columns // self.FIRST)) * self.FIRST
@@ -112,11 +114,24 @@ class KVState:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.state)
 
-    @property
-    def token_nbytes(self) -> float:
-        """Bytes of one more token."""
-        buffers = self.packed or [(array,) for array in self.exact]
-        return sum(array.nbytes / array.shape[2] for triple in buffers for array in triple)
+    def nbytes_with(self, tokens: int) -> int:
+        """Bytes that will be held once ``tokens`` tokens are stored, room for more included; known after the first token."""
+        quantization = self.quantization
+        if quantization is None:
+            return sum(self._grown(array, tokens, self._reserved) for array in self.exact)
+        first = quantization.start
+        exact = sum(self._grown(array, min(tokens, first), min(self._reserved, first)) for array in self.exact)
+        reserved = self._reserved - first
+        if self.packed:
+            arrays = [array for triple in self.packed for array in triple]
+            return exact + sum(self._grown(array, tokens - first, reserved) for array in arrays)
+        later = sum(self._grown(array[:, :, :0], tokens - first, reserved, array) for array in self.exact)
+        scales = 2 * 8 * self.exact[0].itemsize / quantization.group_size  # a scale and a bias for each group
+        return exact + int(later * (quantization.bits + scales) / (8 * self.exact[0].itemsize))
+
+    def _grown(self, buffer, tokens, reserved, like=None) -> int:
+        like = buffer if like is None else like
+        return like.nbytes // like.shape[2] * self._capacity(buffer.shape[2], tokens, reserved)
 
     def reset(self) -> None:
         self.exact, self.packed = [], []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..errors import StateError
 from .kv import KVState
+from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
 
@@ -27,8 +28,9 @@ class Snapshot:
 class ModelState(Sequence):
     """The state of every layer and the number of tokens read so far. A sequence of layer states, as mlx_lm's caches are."""
 
-    def __init__(self, layers: Sequence[RecurrentState | KVState]):
-        self.layers = list(layers)
+    def __init__(self, layers: Iterable[RecurrentState | KVState], options: KVOptions = KVOptions()):  # noqa: B008 - frozen
+        self.layers = options.apply(layers)
+        self.options = options
         self.counts: tuple[int, ...] = ()  # tokens read, a row each; empty before the first token
         self._restored_to: list[tuple[int, ...]] = []  # what every restore so far went back to
 
@@ -65,6 +67,10 @@ class ModelState(Sequence):
     def nbytes(self) -> int:
         return self.recurrent_nbytes + self.kv_nbytes
 
+    def nbytes_with(self, tokens: int) -> int:
+        """Bytes that this state will hold after ``tokens`` tokens; known after the first token."""
+        return sum(layer.nbytes_with(tokens) if isinstance(layer, KVState) else layer.nbytes for layer in self.layers)
+
     def span(self, B: int, T: int, counts: Sequence[int] | None) -> Span:
         """The next call's span; ``counts`` are the real tokens of each row, all T by default."""
         starts = self.counts or (0,) * B
@@ -85,6 +91,12 @@ class ModelState(Sequence):
                 layer.restore(part)
             raise
         self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
+
+    def adopt(self, options: KVOptions) -> None:
+        """Keep attention's context as ``options`` say; only before the first token."""
+        if self.counts:
+            raise StateError(f"this state holds {self.offset} tokens: how they are stored cannot change any more")
+        self.layers, self.options = options.apply(self.layers), options
 
     def reset(self) -> None:
         """Forget everything."""

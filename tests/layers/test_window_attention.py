@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers import assert_close
 
-from mlx_linattn import ops
 import mlx_linattn.layers.attend as attend
+from mlx_linattn import ops
 from mlx_linattn.layers.attention import Attention
 from mlx_linattn.ops import reference, use_backend
 from mlx_linattn.spec import AttentionSpec, RopeSpec
