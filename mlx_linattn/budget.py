@@ -86,10 +86,7 @@ def require_weights(nbytes: int, limit: float | None, where: str) -> None:
 
 def estimate(model: Model, state: ModelState, tokens: int, step: int) -> Estimate:
     """What reading ``tokens`` more tokens into ``state``, ``step`` at a time, will take."""
-    probe = state
-    if not state.counts:
-        probe = state.fork()
-        model.hidden_states(mx.array([[0]]), probe)  # lazy: only the shapes are looked at
+    probe = _probe(model, state)
     end = state.offset + tokens
     grown = probe.nbytes_with(end)
     # While a buffer grows, the old one is there as well.
@@ -97,6 +94,20 @@ def estimate(model: Model, state: ModelState, tokens: int, step: int) -> Estimat
         max((layer.nbytes for layer in state if getattr(layer, "length", 0)), default=0) if grown > state.nbytes else 0
     )
     return Estimate(mx.get_active_memory(), grown - state.nbytes, moving + temporary(model, min(step, tokens)))
+
+
+def fixed_nbytes(model: Model, state: ModelState) -> int:
+    """Bytes of a state that do not grow with its tokens: what a checkpoint holds."""
+    return _probe(model, state).recurrent_nbytes
+
+
+def _probe(model: Model, state: ModelState) -> ModelState:
+    """A state of one token at least, for its shapes; nothing is evaluated."""
+    if state.counts:
+        return state
+    probe = state.fork()
+    model.hidden_states(mx.array([[0]]), probe)
+    return probe
 
 
 def temporary(model: Model, tokens: int) -> int:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from . import budget
+from . import budget, fingerprint, session_files
 from .dialogue import Dialogue, Thinking
-from .errors import RequestError
+from .errors import RequestError, SessionFileError
 from .generation import GenerationResponse, stream_generate
 from .model import Model
 from .state import KVOptions, ModelState
@@ -91,6 +93,7 @@ class Session:
         self._timeline = Timeline(model.make_cache(options), room)
         self._undone: list[tuple[list[dict], list[dict]]] = []  # (what undo left, what it took away)
         self._answer: _Answer | None = None
+        self._prints: dict[str, str] | None = None
         self._turn, self._stop = threading.Lock(), threading.Event()
 
     @property
@@ -164,7 +167,62 @@ class Session:
         """Stop the running turn at its next token, or the next piece of its prompt. From any thread; without a turn, nothing."""
         self._stop.set()
 
+    # Files
+
+    def save(self, path: str | Path) -> None:
+        """Write messages, tokens, state and the latest checkpoints to the file ``path``, at once or not at all.
+
+        Raises SessionFileError where it cannot be written, RequestError where a message is not JSON or a turn is running.
+        """
+        with self._no_turn():
+            options = self._timeline.state.options.as_dict()
+            session = {"system": self.system, "messages": self.messages, "template": self.template, "options": options}
+            session_files.write(path, session | {"undone": self._undone} | self._fingerprints(), self._timeline)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: Model, tokenizer, *, state: bool = True,
+        checkpoint_bytes: int | None = None, memory_limit: float | None = None,
+    ) -> Session:  # fmt: skip
+        """The session that :meth:`save` wrote. ``state=False`` takes its messages only, whatever the model: the next turn reads them.
+
+        Raises SessionFileError where the file is damaged, of a newer version, or of another model, quantization or template.
+        """
+        saved = session_files.read_session(path)
+        session = cls(
+            model, tokenizer, saved["system"], saved["messages"], checkpoint_bytes=checkpoint_bytes,
+            memory_limit=memory_limit, **saved["options"], **saved["template"],
+        )  # fmt: skip
+        session._undone = [tuple(one) for one in saved["undone"]]
+        if state:
+            for what, own in session._fingerprints().items():
+                if saved[what] != own:
+                    raise SessionFileError(
+                        f"{path}: was saved with {what.replace('_', ' ')}; its messages are whole: load it with state=False to keep them"
+                    )
+            timeline = session._timeline
+            session._timeline = session_files.read_timeline(path, timeline.state, timeline.room)
+        return session
+
+    def _fingerprints(self) -> dict[str, str]:
+        """By what to say where they differ."""
+        if self._prints is None:
+            self._prints = {
+                "another_model_or_quantization": fingerprint.of_weights(self.model),
+                "another_tokenizer_or_chat_template": fingerprint.of_tokenizer(self.tokenizer),
+            }
+        return self._prints
+
     # Turns
+
+    @contextmanager
+    def _no_turn(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise RequestError("a turn is running: read its stream to the end, close() it, or cancel() it first")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def send(self, text: str | dict | list[dict] | None = None, **options: Any) -> str:
         """The answer to ``text``, without its reasoning. Arguments as in :meth:`stream`."""
@@ -223,15 +281,11 @@ class Session:
         prefill_step_size: int | None = None,
     ) -> Iterator[Piece]:
         """The one turn: answer ``base``, going on from the answer ``begun``."""
-        if not self._turn.acquire(blocking=False):
-            raise RequestError("a turn is running: read its stream to the end, close() it, or cancel() it first")
-        try:
+        with self._no_turn():
             self._stop.clear()
             yield from self._transaction(
                 base, begun, max_tokens, sampler, logits_processors, progress, prefill_step_size
             )
-        finally:
-            self._turn.release()
 
     def _transaction(self, base, begun, max_tokens, sampler, logits_processors, progress, step) -> Iterator[Piece]:
         timeline = self._timeline

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from . import budget
 from .generation import prefill
 from .model import Model
 from .state import ModelState, Snapshot
@@ -40,8 +41,8 @@ class Checkpoint:
 class Timeline:
     """One state, its tokens and its checkpoints. Between calls ``tokens`` are exactly what the state has read."""
 
-    def __init__(self, state: ModelState, budget: int):
-        self.state, self.budget = state, budget
+    def __init__(self, state: ModelState, room: int):
+        self.state, self.room = state, room
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []  # by position
 
@@ -50,7 +51,7 @@ class Timeline:
         return sum(one.snapshot.nbytes for one in self.checkpoints)
 
     def fork(self) -> Timeline:
-        twin = Timeline(self.state.fork(), self.budget)
+        twin = Timeline(self.state.fork(), self.room)
         twin.tokens, twin.checkpoints = list(self.tokens), list(self.checkpoints)
         return twin
 
@@ -69,7 +70,7 @@ class Timeline:
 
     def _evict(self) -> None:
         held = self.checkpoint_nbytes
-        while held > self.budget and self.checkpoints:
+        while held > self.room and self.checkpoints:
             gone = self.checkpoints.pop(self._least())
             held -= gone.snapshot.nbytes
 
@@ -82,8 +83,9 @@ class Timeline:
             likely = at[i + 2] - at[i + 1] + (BOUNDARY if self.checkpoints[i].boundary else 0)
             return (at[i + 1] - at[i]) * likely / (end - at[i + 1] + 1)
 
-        count = len(self.checkpoints)
-        return min(range(1, count) if count > 2 else range(1), key=worth)
+        first = next((i for i, one in enumerate(self.checkpoints) if one.boundary), 0)
+        free = [i for i in range(len(self.checkpoints)) if i != first]
+        return min(free, key=worth) if len(free) > 1 else 0
 
     def nearest(self, limit: int) -> Checkpoint | None:
         """The last checkpoint that holds at most ``limit`` tokens and can still be reached."""
@@ -115,24 +117,12 @@ class Timeline:
     ) -> None:
         """Read ``prompt`` on from what the state holds, up to the last of ``ends`` (positions where messages end)."""
         ends = sorted(set(ends))
-        for stop in self.stops(ends):
+        room = self.room // max(1, budget.fixed_nbytes(model, self.state))
+        for stop in stops(ends, room):
             if self.state.offset < stop:
                 prefill(model, prompt[self.state.offset : stop], self.state, step, progress)
                 self.tokens = list(prompt[:stop])
                 self.mark(stop in ends)
-
-    def stops(self, ends: Sequence[int]) -> list[int]:
-        """Where to stop and remember the moment while reading up to the last of ``ends``."""
-        one = self.state.recurrent_nbytes
-        room = self.budget // one if one else PARTS * PARTS  # before the first token the size is not known
-        stops = set(ends)
-        for begin, end in zip([0, *ends], ends):
-            parts = min(PARTS, (end - begin) // SHORTEST, max(1, room // 4))
-            parts = max(parts, -(-(end - begin) // LONGEST), 1)
-            stops |= {begin + (end - begin) * i // parts for i in range(1, parts)}
-            if end - begin >= 4 * TAIL and room > PARTS:
-                stops.add(end - TAIL)
-        return sorted(stops)
 
     def settle(self, fed: Sequence[int]) -> None:
         """However a turn ended: keep the state's tokens, evaluated, or go back to a moment that is whole.
@@ -147,6 +137,18 @@ class Timeline:
             return
         self.tokens = list(fed[: self.state.offset])
         self.back_to(len(fed))  # where a turn broke off between a token's choice and its arrival
+
+
+def stops(ends: Sequence[int], room: int) -> list[int]:
+    """Where to stop and remember the moment while reading up to the last of ``ends``, if there is room for ``room`` checkpoints."""
+    found = set(ends)
+    for begin, end in zip([0, *ends], ends):
+        parts = min(PARTS, (end - begin) // SHORTEST, room // 4)
+        parts = max(parts, -(-(end - begin) // LONGEST), 1)
+        found |= {begin + (end - begin) * i // parts for i in range(1, parts)}
+        if end - begin >= 4 * TAIL and room > PARTS:
+            found.add(end - TAIL)
+    return sorted(found)
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:

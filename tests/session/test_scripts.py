@@ -149,7 +149,7 @@ class Script:
         session = self.session
         tokens, state = session.tokens, session.state
         assert state.offset == len(tokens), f"{operation}: the state holds {state.offset} of {len(tokens)} tokens"
-        assert session.checkpoint_nbytes <= session._timeline.budget
+        assert session.checkpoint_nbytes <= session._timeline.room
         if tokens:
             probe = mx.array([[8]])
             want = self.model(mx.array([[*tokens, 8]]))[:, -1]
