@@ -24,7 +24,7 @@ from .errors import RequestError, SessionFileError
 from .generation import GenerationResponse, stream_generate
 from .model import Model
 from .state import KVOptions, ModelState
-from .timeline import ANSWER_STRIDE, Timeline
+from .timeline import Timeline
 
 
 @dataclass
@@ -308,7 +308,7 @@ class Session:
             self.last = replace(response, **counts)
             return self.last
 
-        keep = True
+        keep, reason = True, None
         try:
             later = max(max_tokens, 0)
             size = budget.prefill_step(self.model, timeline.state, told - reused, self.memory_limit, step, later)
@@ -321,11 +321,10 @@ class Session:
                 written=written,
             ):  # fmt: skip
                 fed.append(response.token)
-                if len(fed) % ANSWER_STRIDE == 0:
-                    timeline.mark(boundary=False)
+                timeline.follow()
                 if self._stop.is_set() and response.finish_reason is None:
                     response.finish_reason = "cancel"
-                response = counted(response)
+                response, reason = counted(response), response.finish_reason
                 kind, text = splitter.feed(response)
                 said[kind].append(text)
                 if text or response.finish_reason:
@@ -341,7 +340,7 @@ class Session:
             raise
         finally:
             timeline.settle(fed)
-            if keep:
+            if keep and (reason in ("stop", "length") or any(said["text"] + said["reasoning"])):
                 self._keep(base, begun, said, prompt, fed[len(prompt) :])
 
     def _tokens(self, base: list[dict], begun: dict | None) -> tuple[list[int], list[int], list[int]]:
@@ -363,10 +362,8 @@ class Session:
         return prompt, written, [*ends, len(prompt) + len(written) - 1] if written else ends
 
     def _keep(self, base, begun, said, prompt, ids) -> None:
-        """Keep the question and what there is of an answer; nothing where there is none."""
+        """Keep the question and its answer, or what there is of it."""
         content, reasoning = "".join(said["text"]), "".join(said["reasoning"])
-        if not content and not reasoning:
-            return
         message = dict(begun or {"role": "assistant", "content": ""})
         message["content"] = (message.get("content") or "") + content
         reasoning = (message.get("reasoning_content") or "") + reasoning
@@ -374,7 +371,7 @@ class Session:
             message["reasoning_content"] = reasoning.strip("\n")
         self.messages = [*base, message]
         self._answer = _Answer(dict(message), prompt, ids)
-        self._timeline.mark()
+        self._timeline.mark_end()
 
 
 def _text(pieces: Iterator[Piece]) -> str:

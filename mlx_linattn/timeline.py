@@ -45,6 +45,7 @@ class Timeline:
         self.state, self.room = state, room
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []  # by position
+        self._trail: list[Checkpoint] = []  # the last two tokens of an answer
 
     @property
     def checkpoint_nbytes(self) -> int:
@@ -57,7 +58,22 @@ class Timeline:
 
     def reset(self) -> None:
         self.state.reset()
-        self.tokens, self.checkpoints = [], []
+        self.tokens, self.checkpoints, self._trail = [], [], []
+
+    def follow(self) -> None:
+        """After a token of an answer: remember it on a stride, and for the moment in any case."""
+        self._trail = [*self._trail[-1:], Checkpoint(self.state.snapshot(), False)]
+        if self.state.offset % ANSWER_STRIDE == 0:
+            self.mark(boundary=False)
+
+    def mark_end(self) -> None:
+        """Remember the end of an answer, and the moment before its last token: to go on, that one has to be read again."""
+        for one in self._trail:
+            last = self.checkpoints[-1].position if self.checkpoints else 0
+            if last < one.position < self.state.offset and self.state.reaches(one.snapshot):
+                self.checkpoints.append(one)
+        self._trail = []
+        self.mark()
 
     def mark(self, boundary: bool = True) -> None:
         """Remember this moment, if the budget has room for any."""
@@ -104,6 +120,7 @@ class Timeline:
         """Go back to at most ``limit`` tokens."""
         if self.state.offset <= limit:
             return
+        self._trail = []
         checkpoint = self.nearest(limit)
         if checkpoint is None:
             self.reset()
