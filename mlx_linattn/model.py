@@ -66,10 +66,13 @@ class Model(nn.Module):
         x = self.embed(ids)
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale
+        dtype = x.dtype
+        if self.spec.residual_float32:
+            x = x.astype(mx.float32)
         with state.advancing(span):
             for layer, layer_state in zip(self.layers, state):
-                x = layer(x, layer_state, span)
-        return self.norm(x)
+                x = layer(x, layer_state, span, dtype)
+        return self.norm(x).astype(dtype)
 
     def logits(self, hidden):
         """Logits [..., V] of hidden states [..., H]. Ask for the rows you need: a whole prompt's logits are large."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import ModuleType
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from . import encodings, transform
-from .checkpoint import Checkpoint
+from . import arch, encodings, transform
+from .checkpoint import Checkpoint, TensorInfo
 from .errors import CheckpointError
 from .layout import Take, drop_reason, locate, published_sources, unprefixed
 from .model import Model
@@ -26,7 +27,14 @@ class Tensors:
         self.checkpoint, self.family = checkpoint, family
         self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
         self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
+        self.published, self.dropped = arch.published(family, spec), arch.dropped(family, spec)
         self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
+        for name in checkpoint.tensors:
+            other = self.stored[unprefixed(name, family.PREFIXES)]
+            if other != name:
+                raise CheckpointError(
+                    f"{checkpoint.folder}: holds both {name!r} and {other!r}, two names of one tensor"
+                )
         self._used: set[str] = set()
         packed = {name.removesuffix("_packed") for name in self.stored if name.endswith("_packed")}
         self._present = self.stored.keys() | packed
@@ -38,7 +46,11 @@ class Tensors:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
         if self.checkpoint.is_mlx:
             return published_sources(name, (), self._present, 0)
-        return published_sources(name, self.family.PUBLISHED, self._present, self.experts)
+        return published_sources(name, self.published, self._present, self.experts)
+
+    def info(self, plain: str) -> TensorInfo:
+        """Header of a stored tensor, by its name without prefix."""
+        return self._infos[plain]
 
     def encoding(self, source: str) -> encodings.Encoding:
         """How a stored tensor's numbers are written."""
@@ -49,7 +61,10 @@ class Tensors:
 
     def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
         """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``."""
-        take = self.take(name)
+        return self.make(self.take(name), decoded_dtype)
+
+    def make(self, take: Take, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
+        """The tensor that ``take`` makes from stored ones."""
         arrays = []
         for source in take.sources:
             encoding = self.encoding(source)
@@ -64,7 +79,7 @@ class Tensors:
         for plain, name in self.stored.items():
             if plain in self._used:
                 continue
-            reason = drop_reason(plain, self.family.DROPPED)
+            reason = drop_reason(plain, self.dropped)
             if reason is None and encodings.ACTIVATION_SCALE.match(plain):
                 reason = "scale for quantised activations, which are not used here"
             if reason is None:
@@ -117,6 +132,21 @@ def float32_parameters(model: Model) -> set[str]:
     }
 
 
+def assemble(
+    model: Model, tensors: Tensors, names: dict[str, str | Take], decoded_dtype: mx.Dtype
+) -> Iterator[tuple[str, mx.array]]:
+    """Each parameter of ``model`` as a lazy array; raises CheckpointError where a shape is not what the config asks for."""
+    for parameter, placeholder in tree_flatten(model.parameters()):
+        take = locate(parameter, names)
+        array = transform.apply(take, [tensors.read(source, decoded_dtype) for source in take.sources])
+        if array.shape != placeholder.shape:
+            raise CheckpointError(
+                f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, "
+                f"but config.json asks for {list(placeholder.shape)}"
+            )
+        yield parameter, array
+
+
 def load_weights(
     model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False
 ) -> None:
@@ -126,15 +156,8 @@ def load_weights(
     if checkpoint.is_mlx:
         prepare_quantized(model, tensors, names)
     pinned = float32_parameters(model)
-    decoded = dtype or stored_dtype(checkpoint.config)
     loaded = {}
-    for parameter, placeholder in tree_flatten(model.parameters()):
-        take = locate(parameter, names)
-        array = transform.apply(take, [tensors.read(source, decoded) for source in take.sources])
-        if array.shape != placeholder.shape:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, but config.json asks for {list(placeholder.shape)}"
-            )
+    for parameter, array in assemble(model, tensors, names, dtype or stored_dtype(checkpoint.config)):
         if parameter in pinned:
             array = array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
         elif dtype is not None and mx.issubdtype(array.dtype, mx.floating):

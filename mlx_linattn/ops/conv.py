@@ -42,8 +42,9 @@ def short_conv(x, weight, bias=None, window=None, *, silu: bool = True, lengths=
         y = y if bias is None else y + bias.astype(mx.float32)
     y = gates.silu(y) if silu else y
     if lengths is None:
-        # Not a view of `past`: a window must not keep a whole prompt's activations alive.
-        new_window = mx.contiguous(past[:, T:])
+        # A copy, and not a view of `past`, which would keep a whole prompt's activations alive; mx.contiguous makes none
+        # where the parent is only a little larger.
+        new_window = mx.take(past, mx.arange(T, T + K - 1), axis=1)
     else:
         rows = lengths[:, None] + mx.arange(K - 1)  # row r's last K-1 real inputs end at K-1 + lengths[r]
         new_window = mx.take_along_axis(past, rows[..., None], axis=1)

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .conv import short_conv
 from .gates import delta_decay, write_strength
-from .norm import norm_then_gate
+from .norm import norm_then_gate, rms_norm
 from .recurrence import recurrence
 
 
@@ -22,7 +22,9 @@ def delta_mixer(
         y = rms_norm(o) * norm_weight * output_gate(z)
 
     Args:
-        qkv: [B, T, 2 Hk Dk + Hv Dv].  a: [B, T, Hv] or [B, T, Hv Dk] (vector decay).  b: [B, T, Hv].  z: [B, T, Hv Dv].
+        qkv: [B, T, 2 Hk Dk + Hv Dv].  b: [B, T, Hv].
+        a: [B, T, Hv] or [B, T, Hv Dk] (vector decay); None for decay 1 (DeltaNet), then A_log and dt_bias are None too.
+        z: [B, T, Hv Dv]; None for y = rms_norm(o) * norm_weight.
         conv_weight: [2 Hk Dk + Hv Dv, K].  A_log: [Hv].  dt_bias: as a's last axis.  norm_weight: [Dv] float32.
         window: [B, K-1, 2 Hk Dk + Hv Dv] or None.  state: [B, Hv, Dv, Dk] float32 or None.
         lower_bound: None for the softplus gate.  beta_scale: 2 where beta reaches 2.  output_gate: "silu" or "sigmoid".
@@ -38,11 +40,14 @@ def delta_mixer(
     # l2(x) = rms(x) D^-1/2; both at once, q with its further D^-1/2
     qk = mx.fast.rms_norm(qk.reshape(B, T, 2, key_heads, key_dim).astype(mx.float32), None, 1e-6 / key_dim)
     q, k = mx.split(qk * mx.array([[[1 / key_dim]], [[key_dim**-0.5]]]), 2, axis=2)
-    if a.shape[-1] != value_heads:
+    if a is not None and a.shape[-1] != value_heads:
         a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
-    decay = delta_decay(a, A_log, dt_bias, lower_bound)
+    decay = None if a is None else delta_decay(a, A_log, dt_bias, lower_bound)
     v = v.reshape(B, T, value_heads, value_dim)
     beta = write_strength(b, beta_scale)
     o, state = recurrence(q.squeeze(2), k.squeeze(2), v, decay, beta, state, delta=True, lengths=lengths)
-    y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
+    if z is None:
+        y = rms_norm(o, norm_weight, eps)
+    else:
+        y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
     return y.reshape(B, T, value_heads * value_dim), window, state

@@ -12,15 +12,32 @@ def rms_norm(x, weight, eps: float):
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
-def norm_then_gate(x, weight, gate, eps: float, activation: str):
-    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
-    normed = mx.fast.rms_norm(x.astype(mx.float32), weight, eps)
+def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1):
+    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D].
+
+    With ``groups``, each of that many equal parts of D has a root mean square of its own.
+    """
+    x32 = x.astype(mx.float32)
+    if groups == 1:
+        normed = mx.fast.rms_norm(x32, weight, eps)
+    else:
+        normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight
     gated = sigmoid_gate if activation == "sigmoid" else swiglu_of
     return gated(normed, gate.astype(mx.float32)).astype(x.dtype)
 
 
 def swiglu_of(x, gate):
     return swiglu(gate, x)
+
+
+def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
+    """rms_norm(x * silu(gate)) * weight, the mean taken over each of ``groups`` equal parts of the last axis: Mamba-2.
+
+    x, gate [..., D]; weight [D]. Returns x's shape and dtype, computed in float32.
+    """
+    opened = swiglu(gate.astype(mx.float32), x.astype(mx.float32))
+    parts = opened.reshape(*x.shape[:-1], groups, -1)
+    return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
 
 
 def l2_normalize(x, eps: float = 1e-6):

@@ -39,6 +39,51 @@ def recurrence(q, k, v, decay=None, beta=None, state=None, *, delta: bool, lengt
 
     Raises:
         ShapeError: shapes that do not fit together.
+
+    Each rule of the table above is this one function. With S as [Dk, Dv] and one head:
+
+    >>> import mlx.core as mx
+    >>> T, D = 6, 4
+    >>> q, k, v = (mx.random.normal((1, T, 1, D), key=mx.random.key(i)) for i in range(3))
+    >>> k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+    >>> a, b = (mx.random.uniform(shape=(1, T, 1), key=mx.random.key(i)) for i in (3, 4))
+    >>> a_vector = mx.random.uniform(shape=(1, T, 1, D), key=mx.random.key(5))
+    >>> def equal(rule, **options):
+    ...     S = mx.zeros((D, D))
+    ...     outputs = recurrence(q, k, v, **options)[0][0, :, 0]
+    ...     for t in range(T):
+    ...         S = rule(S, k[0, t, 0], v[0, t, 0], t)
+    ...         if not mx.allclose(outputs[t], S.T @ q[0, t, 0], atol=1e-5):
+    ...             return False
+    ...     return True
+
+    Additive (linear attention):    S = S + k v^T
+
+    >>> equal(lambda S, k, v, t: S + mx.outer(k, v), delta=False)
+    True
+
+    Decayed (RetNet):    S = g S + k v^T
+
+    >>> equal(lambda S, k, v, t: 0.9 * S + mx.outer(k, v), decay=mx.array([0.9]), delta=False)
+    True
+
+    Delta (DeltaNet):    S = S + b k (v - S^T k)^T
+
+    >>> equal(lambda S, k, v, t: S + b[0, t] * mx.outer(k, v - S.T @ k), beta=b, delta=True)
+    True
+
+    Gated delta:    S' = a S,  S = S' + b k (v - S'^T k)^T
+
+    >>> def gated(S, k, v, decay, write):
+    ...     S = decay * S
+    ...     return S + write * mx.outer(k, v - S.T @ k)
+    >>> equal(lambda S, k, v, t: gated(S, k, v, a[0, t], b[0, t]), decay=a, beta=b, delta=True)
+    True
+
+    Vector-gated delta (Kimi Delta Attention):    the same with S' = diag(a) S
+
+    >>> equal(lambda S, k, v, t: gated(S, k, v, a_vector[0, t, 0][:, None], b[0, t]), decay=a_vector, beta=b, delta=True)
+    True
     """
     B, T, Hv, Dv = v.shape
     Hk, Dk = k.shape[2:]

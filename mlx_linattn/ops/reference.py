@@ -39,6 +39,16 @@ def diagonal_scan(a, u, state):
     return mx.stack(outputs, axis=1), state
 
 
+def selective_scan(x, delta, A, B, C, state):
+    """h_t = exp(delta_t A) h_{t-1} + delta_t x_t B_t,  y_t = C_t . h_t; x, delta [B, T, inner], A [inner, N], B, C [B, T, N]."""
+    outputs = []
+    for t in range(x.shape[1]):
+        decay = mx.exp(delta[:, t, :, None] * A)
+        state = decay * state + (delta * x)[:, t, :, None] * B[:, t, None, :]
+        outputs.append((state * C[:, t, None, :]).sum(-1))
+    return mx.stack(outputs, axis=1), state
+
+
 def attention(q, k, v, scale, mask):
     """softmax(scale q k^T + mask) v; q [B, H, T, D], k, v [B, Hkv, S, D], mask [B or 1, 1, T, S] of booleans."""
     groups = q.shape[1] // k.shape[1]
