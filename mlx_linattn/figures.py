@@ -116,6 +116,8 @@ def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_ml
 
 
 def _kind(mixer) -> str:
+    if isinstance(mixer, GatedDeltaSpec) and not mixer.decay:
+        return "DeltaNet"
     name = KINDS.get(type(mixer), type(mixer).__name__.removesuffix("Spec"))
     return f"window {name}" if getattr(mixer, "window", None) else name
 

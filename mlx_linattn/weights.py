@@ -71,9 +71,21 @@ class Tensors:
                 continue
             encoding = self.encoding(source)
             self._used |= set(encoding.parts)
-            array = encodings.decode(encoding, [self.checkpoint.read(self.stored[part]) for part in encoding.parts])
+            array = encodings.decode(encoding, self.stored_parts(encoding))
             arrays.append(array if encoding.kind == "plain" else array.astype(decoded_dtype))
         return transform.apply(take, arrays)
+
+    def stored_parts(self, encoding: encodings.Encoding) -> list[mx.array]:
+        return [self.checkpoint.read(self.stored[part]) for part in encoding.parts]
+
+    def make_packed(self, take: Take) -> list[mx.array] | None:
+        """Weight and scales as MLX's mxfp4 has them, bit for bit, where the sources are mxfp4 and only rows are moved."""
+        found = [self.encoding(source) for source in take.sources]
+        if any(encoding.kind != "mxfp4" for encoding in found) or not transform.moves_rows(take):
+            return None
+        parts = [self.stored_parts(encoding) for encoding in found]
+        codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
+        return [codes, transform.apply(take, [scales for _, scales in parts])]
 
     def _dequantized(self, module: str) -> mx.array:
         """The numbers of a module that MLX quantized in another shape than ours has."""
@@ -94,6 +106,11 @@ class Tensors:
             reason = drop_reason(plain, self.dropped)
             if reason is None and encodings.ACTIVATION_SCALE.match(plain):
                 reason = "scale for quantised activations, which are not used here"
+            if reason is None and encodings.COMPANION.match(plain):
+                raise CheckpointError(
+                    f"{self.checkpoint.folder}: {name!r} is a part of a quantized weight, but the other parts are missing or "
+                    "in a format that this version does not know"
+                )
             if reason is None:
                 raise CheckpointError(
                     f"{self.checkpoint.folder}: tensor {name!r} is used by nothing in a {self.checkpoint.config['model_type']} model; "
@@ -160,6 +177,11 @@ def assemble(
             raise CheckpointError(
                 f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, "
                 f"but config.json asks for {list(placeholder.shape)}"
+            )
+        if mx.issubdtype(array.dtype, mx.floating) != mx.issubdtype(placeholder.dtype, mx.floating):
+            raise CheckpointError(
+                f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} holds {str(array.dtype).split('.')[-1]} numbers "
+                "in a format that this version does not know"
             )
         yield parameter, array
 

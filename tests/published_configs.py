@@ -90,18 +90,6 @@ def kimi_k3():
     return {"model_type": "kimi_k3", "text_config": text | {"model_type": "kimi_linear"}}
 
 
-def fla(model_type, **sizes):
-    return {
-        "model_type": model_type,
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "vocab_size": 32000,
-        "intermediate_size": 5632,
-        "max_position_embeddings": 2048,
-        **sizes,
-    }
-
-
 def ling3():
     return {
         "model_type": "bailing_hybrid",
@@ -266,3 +254,9 @@ def jamba(layers, hidden, period, offset, heads, kv_heads, rank, experts):
         "tie_word_embeddings": experts == 1,
         "max_position_embeddings": 262144,
     }
+
+
+def fla(model_type, layers, heads, **more):
+    """1.3B models of flash-linear-attention."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": layers, "num_heads": heads, "vocab_size": 32000}
+    return {"model_type": model_type, **sizes, "intermediate_size": None, **more}
