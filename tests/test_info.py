@@ -14,6 +14,7 @@ from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.figures import figures
 from mlx_linattn.loading import load_model
+from mlx_linattn.state import KVState
 
 PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3-Next-80B-A3B": (qwen(48, 16, 32, 2, 2048, 16, "qwen3_next"), 73.69, 24_576),
@@ -102,7 +103,7 @@ def test_figures_are_what_the_loaded_model_holds(name, fixture_folder):
     state = model.make_cache()
     model([[1, 2, 3]], state)
     assert found.state_bytes == state.recurrent_nbytes
-    columns = next(layer.keys.shape[2] for layer in state if hasattr(layer, "keys"))
+    columns = next(layer.exact[0].shape[2] for layer in state if isinstance(layer, KVState))
     assert found.kv_bytes_per_token * columns == state.kv_nbytes
 
 
