@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .convert import convert
     from .generation import GenerationResponse, generate, generate_step, stream_generate
     from .loading import load, load_model
     from .model import Model
@@ -31,6 +32,7 @@ __all__ = [
     "ModelState",
     "Session",
     "Snapshot",
+    "convert",
     "generate",
     "generate_step",
     "load",
@@ -44,6 +46,7 @@ __all__ = [
 # Where each public name lives. They are imported when they are first used (PEP 562); a module must not share its
 # name with a function here, since importing it would put the module in the function's place.
 _HOMES = {
+    "convert": ("convert",),  # this package is itself callable
     "generation": ("GenerationResponse", "generate", "generate_step", "stream_generate"),
     "loading": ("load", "load_model"),
     "model": ("Model",),

@@ -14,6 +14,7 @@ COMMANDS = {
     "chat": ("mlx_linattn.chat.cli", "talk to a model in the terminal; without --model, to the bundled demo"),
     "generate": ("mlx_linattn.generate_cli", "answer one prompt"),
     "convert": ("mlx_linattn.convert.cli", "convert a published checkpoint to MLX weights, quantized if you like"),
+    "info": ("mlx_linattn.info", "what a model needs: layers, parameters, state, cache, memory; downloads no weights"),
 }
 HELP = ("-h", "--help", "help")
 VERSION = ("-V", "--version", "version")

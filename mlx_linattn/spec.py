@@ -16,7 +16,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """Gated DeltaNet: one decay per value head and token, one short convolution over [q | k | v]."""
+    """Gated DeltaNet: one decay per value head and token, one short convolution over [q | k | v]. Without decay, DeltaNet."""
 
     key_heads: int
     value_heads: int
@@ -25,6 +25,8 @@ class GatedDeltaSpec:
     conv_width: int
     norm_eps: float
     beta_scale: float = 1.0
+    decay: bool = True
+    output_gate: str | None = "silu"  # or "sigmoid", of a projection; None: the output norm alone
     separate_qkv: bool = False  # q, k and v have a projection each, which a checkpoint may quantize differently
 
     @property
@@ -77,6 +79,44 @@ class MambaSpec:
     bias: bool = False  # of in_proj and out_proj
     step_norm: str | None = None  # or "weighted", "plain"
     norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class LowRankDecay:
+    """decay = sigmoid(W2 W1 x + b)^(1 / normalizer), one a key channel and token    (GLA: Yang et al. 2024)."""
+
+    rank: int
+    normalizer: float
+    log_minimum: float | None = None  # log decays are not below this
+
+
+@dataclass(frozen=True)
+class KeyDecay:
+    """decay = f and key = 1 - f, where f = bound + (1 - bound) sigmoid(W x)    (HGRN2: Qin et al. 2024)."""
+
+    bounded: bool  # bound is a vector of the layer's; otherwise 0
+
+
+@dataclass(frozen=True)
+class LinearAttentionSpec:
+    """Linear attention without a delta rule: S = decay * S + phi(k) (x) v, o = S^T phi(q) / sqrt(features).
+
+    decay   None: 1, kernel linear attention.  A number a head: RetNet.  LowRankDecay: GLA.  KeyDecay: HGRN2.
+    phi     "identity", "elu" (elu + 1), "relu", "silu", "exp" (of x / sqrt(key_dim), only with ``normalize``), or with
+            weights "elementwise_product", "t2r", "hedgehog". KeyDecay's key goes without phi.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    norm_eps: float
+    decay: tuple[float, ...] | LowRankDecay | KeyDecay | None = None
+    feature_map: str = "identity"
+    normalize: bool = False  # divide o by the sum of its weights; only without decay
+    rope: RopeSpec | None = None
+    output_gate: str | None = None  # "silu" or "sigmoid" of a projection multiplies the normed output
+    norm_whole: bool = False  # one norm over all heads' outputs together
 
 
 @dataclass(frozen=True)
@@ -186,7 +226,9 @@ class ResidualSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    mixer: GatedDeltaSpec | KdaSpec | LightningSpec | RgLruSpec | MambaSpec | MlaSpec | AttentionSpec
+    mixer: (
+        AttentionSpec | GatedDeltaSpec | KdaSpec | LightningSpec | LinearAttentionSpec | MambaSpec | MlaSpec | RgLruSpec
+    )
     mlp: MlpSpec | MoeSpec | None
     mixer_residual: ResidualSpec = ResidualSpec()
     mlp_residual: ResidualSpec = ResidualSpec()

@@ -13,6 +13,7 @@ and, where it needs them,
     ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
     published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
     dropped(spec)       the same for DROPPED
+    earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
 
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.
 """
@@ -29,6 +30,7 @@ from . import (
     bailing_linear,
     bailing_v3,
     bailing_v25,
+    fla,
     jamba,
     kimi_linear,
     mamba,
@@ -51,6 +53,7 @@ FAMILIES = (
     recurrent_gemma,
     jamba,
     mamba,
+    fla,
 )
 
 
@@ -82,6 +85,12 @@ def published(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
     """How the published checkpoints of a family differ from MLX layout, for a model of these sizes."""
     sized = getattr(module, "published", None)
     return (*(sized(spec) if sized else ()), *module.PUBLISHED)
+
+
+def earlier(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
+    """How older releases of mlx_lm wrote the MLX layout of a family, for a model of these sizes."""
+    sized = getattr(module, "earlier", None)
+    return sized(spec) if sized else ()
 
 
 def dropped(module: ModuleType, spec: ModelSpec) -> tuple[tuple[str, str], ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..errors import TokenizerError
+from . import tiktoken
 from .door import mlx_lm
 from .sentencepiece import sentencepiece_settings
 
 _wrapper = mlx_lm("tokenizer_utils")
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", tiktoken.RANKS)
 
 
 class Tokenizer(_wrapper.TokenizerWrapper):
@@ -38,9 +40,17 @@ def load_tokenizer(folder: Path, config: dict, extra: dict[str, Any] | None = No
         raise TokenizerError(
             f"{folder}: has no tokenizer (none of {', '.join(FILES)}); copy the tokenizer files of the original model there"
         )
+    if tiktoken.is_tiktoken(folder):
+        with TemporaryDirectory() as converted:
+            tiktoken.write(folder, Path(converted))
+            return _load(Path(converted), end_tokens(folder, config), extra)
+    return _load(folder, end_tokens(folder, config), extra)
+
+
+def _load(folder: Path, ends: list[int] | None, extra: dict[str, Any] | None) -> Tokenizer:
     try:
         settings = {**sentencepiece_settings(folder), **(extra or {})}
-        tokenizer = _wrapper.load(folder, settings, eos_token_ids=end_tokens(folder, config))
+        tokenizer = _wrapper.load(folder, settings, eos_token_ids=ends)
     except TokenizerError:
         raise
     except Exception as error:  # transformers and tokenizers raise bare Exceptions for damaged files

@@ -10,6 +10,7 @@ from ..spec import (
     KdaSpec,
     LayerSpec,
     LightningSpec,
+    LinearAttentionSpec,
     MambaSpec,
     MlaSpec,
     MlpSpec,
@@ -21,6 +22,7 @@ from .attention import Attention
 from .gated_delta import GatedDelta
 from .kda import KimiDelta
 from .lightning import Lightning
+from .linear_attention import LinearAttention
 from .mamba import Mamba
 from .mla import LatentAttention
 from .mlp import Mlp
@@ -33,6 +35,7 @@ BUILDS = {
     GatedDeltaSpec: GatedDelta,
     KdaSpec: KimiDelta,
     LightningSpec: Lightning,
+    LinearAttentionSpec: LinearAttention,
     MambaSpec: Mamba,
     MlaSpec: LatentAttention,
     MlpSpec: Mlp,

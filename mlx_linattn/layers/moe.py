@@ -107,7 +107,7 @@ class Moe(nn.Module):
         if spec.correction_bias:
             self.correction_bias = mx.zeros((spec.experts,))
         if spec.shared_size:
-            self.shared_expert = Mlp(MlpSpec(spec.shared_size, spec.shared_limit), hidden_size)
+            self.shared_expert = Mlp(MlpSpec(spec.shared_size, limit=spec.shared_limit), hidden_size)
         if spec.shared_gate:
             self.shared_expert_gate = Router(hidden_size, 1)
 

@@ -12,8 +12,7 @@ import math
 import mlx.core as mx
 
 from ..errors import ShapeError
-from . import reference
-from .backend import forced_backend
+from . import dispatch, reference, scan_kernels
 
 GROUP = 1 << 20  # elements of one temporary of the selective scan
 
@@ -36,12 +35,8 @@ def diagonal_scan(decay, update, state=None, lengths=None):
     _expect("diagonal_scan", "decay", decay, (B, T, W))
     state = mx.zeros((B, W)) if state is None else state
     _expect("diagonal_scan", "state", state, (B, W))
-    a, u, state = (x.astype(mx.float32) for x in (decay, update, state))
-    if lengths is not None:
-        real = (mx.arange(T) < lengths[:, None])[..., None]
-        a, u = mx.where(real, a, 1.0), mx.where(real, u, 0.0)
-    h, state = (reference.diagonal_scan if forced_backend() == "reference" else _scan)(a, u, state)
-    return h.astype(update.dtype), state
+    row = dispatch.choose(dispatch.Call("diagonal_scan", T, -(-B * W // 32), dtype=update.dtype))
+    return DIAGONAL[row.path](decay, update, state.astype(mx.float32), lengths, **row.options)
 
 
 def selective_scan(x, delta, A, B, C, D=None, state=None, lengths=None):
@@ -70,13 +65,33 @@ def selective_scan(x, delta, A, B, C, D=None, state=None, lengths=None):
         ("state", state, (rows, inner, N)),
     ):
         _expect("selective_scan", name, array, shape)
-    x32, delta, A, B, C, state = (array.astype(mx.float32) for array in (x, delta, A, B, C, state))
-    if lengths is not None:  # a step of size 0 decays nothing and adds nothing
-        delta = mx.where((mx.arange(T) < lengths[:, None])[..., None], delta, 0.0)
-    run = reference.selective_scan if forced_backend() == "reference" else _selective
-    y, state = run(x32, delta, A, B, C, state)
-    y = y if D is None else y + D.astype(mx.float32) * x32
-    return y.astype(x.dtype), state
+    call = dispatch.Call("selective_scan", T, -(-rows * inner // 32), N, dtype=x.dtype)
+    row = dispatch.choose(call)
+    return SELECTIVE[row.path](x, delta, A, B, C, D, state.astype(mx.float32), lengths, **row.options)
+
+
+def _plain_diagonal(run):
+    def path(decay, update, state, lengths):
+        a, u = decay.astype(mx.float32), update.astype(mx.float32)
+        if lengths is not None:
+            real = (mx.arange(u.shape[1]) < lengths[:, None])[..., None]
+            a, u = mx.where(real, a, 1.0), mx.where(real, u, 0.0)
+        h, state = run(a, u, state)
+        return h.astype(update.dtype), state
+
+    return path
+
+
+def _plain_selective(run):
+    def path(x, delta, A, B, C, D, state, lengths):
+        x32, delta, A, B, C = (array.astype(mx.float32) for array in (x, delta, A, B, C))
+        if lengths is not None:  # a step of size 0 decays nothing and adds nothing
+            delta = mx.where((mx.arange(x.shape[1]) < lengths[:, None])[..., None], delta, 0.0)
+        y, state = run(x32, delta, A, B, C, state)
+        y = y if D is None else y + D.astype(mx.float32) * x32
+        return y.astype(x.dtype), state
+
+    return path
 
 
 def _scan(a, u, h):
@@ -132,3 +147,16 @@ def _selective_group(added, delta, A, B, C, h):
 def _expect(op, name, array, shape):
     if tuple(array.shape) != shape:
         raise ShapeError(f"{op}: {name} has shape {tuple(array.shape)}, expected {shape}")
+
+
+#: The paths that the dispatch table names.
+DIAGONAL = {
+    "reference": _plain_diagonal(reference.diagonal_scan),
+    "chunked_scan": _plain_diagonal(_scan),
+    "segments": scan_kernels.diagonal,
+}
+SELECTIVE = {
+    "reference": _plain_selective(reference.selective_scan),
+    "chunked_scan": _plain_selective(_selective),
+    "staged": scan_kernels.selective,
+}

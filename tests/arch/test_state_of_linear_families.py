@@ -12,6 +12,7 @@ from mlx_linattn.state import KVState, WindowState
 
 LIGHTNING = ["minimax_text_01", "bailing_moe_linear", "bailing_hybrid_v25"]
 SCANS = ["recurrent_gemma", "jamba", "mamba", "falcon_mamba"]
+FLA = ["fla_delta_net", "fla_kda", "fla_linear_attn", "fla_retnet", "fla_gla", "fla_hgrn2"]
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def tokens(T, vocab=88, seed=3):
     return mx.array(np.random.default_rng(seed).integers(0, vocab, (1, T)))
 
 
-@pytest.mark.parametrize("name", LIGHTNING + SCANS)
+@pytest.mark.parametrize("name", LIGHTNING + SCANS + FLA)
 def test_memory_held_is_the_states_own(name, fixture_folder, no_buffer_cache):
     model, _ = load_model(fixture_folder(name))
     prompt, step = tokens(700), tokens(1)
@@ -43,7 +44,7 @@ def test_memory_held_is_the_states_own(name, fixture_folder, no_buffer_cache):
     assert mx.get_active_memory() - before == state.nbytes, "after decoding"
 
 
-@pytest.mark.parametrize("name", ["recurrent_gemma", "mamba", "falcon_mamba"])
+@pytest.mark.parametrize("name", ["recurrent_gemma", "mamba", "falcon_mamba", "fla_delta_net", "fla_gla", "fla_retnet"])
 def test_memory_is_constant(name, fixture_folder, no_buffer_cache):
     model, _ = load_model(fixture_folder(name))
     step, state, sizes = tokens(1), model.make_cache(), {}
