@@ -88,7 +88,7 @@ def test_figures_are_what_the_loaded_model_holds(name, fixture_folder):
     state = model.make_cache()
     model([[1, 2, 3]], state)
     assert found.state_bytes == state.recurrent_nbytes
-    columns = next(layer.keys.shape[2] for layer in state if hasattr(layer, "keys"))
+    columns = next(layer.exact[0].shape[2] for layer in state if hasattr(layer, "exact"))
     assert found.kv_bytes_per_token * columns == state.kv_nbytes
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import ops
 from ..spec import MlaSpec
 from ..state import KVState
 from .attend import attend

@@ -64,7 +64,9 @@ def test_random_sessions_survive_saving_at_any_moment(model, tmp_path):
         rng = random.Random(seed)
         chat = toy(model, checkpoint_bytes=rng.choice([0, 1 << 40]))
         for _ in range(rng.randint(0, 4)):
-            chat.send(" ".join(f"w{rng.randrange(8, 80)}" for _ in range(rng.randint(1, 40))), max_tokens=rng.randint(1, 9))
+            chat.send(
+                " ".join(f"w{rng.randrange(8, 80)}" for _ in range(rng.randint(1, 40))), max_tokens=rng.randint(1, 9)
+            )
             if rng.random() < 0.3:
                 chat.undo()
         chat.save(tmp_path / "chat")
@@ -87,7 +89,9 @@ def test_any_damage_is_one_clear_error_and_loads_nothing(model, tmp_path):
     header = int.from_bytes(whole[:8], "little")
     recovered = 0
     for trial in range(150):
-        at = rng.choice([rng.randrange(8), rng.randrange(8, header), rng.randrange(len(whole)), rng.randrange(len(whole))])
+        at = rng.choice(
+            [rng.randrange(8), rng.randrange(8, header), rng.randrange(len(whole)), rng.randrange(len(whole))]
+        )
         if trial % 3:
             damaged = bytearray(whole)
             damaged[at] ^= 1 << rng.randrange(8)
@@ -132,7 +136,11 @@ def test_a_newer_version_and_strange_files_are_refused(model, tmp_path, monkeypa
     with pytest.raises(SessionFileError, match="newer version"):
         Session.load(path, model, chat.tokenizer)
     mx.save_safetensors(str(tmp_path / "x.safetensors"), {"a": mx.zeros(3)}, {"format": "mlx", "version": "1"})
-    for name, words in (("missing", "cannot be read"), ("x.safetensors", "not a session file"), (".", "cannot be read")):
+    for name, words in (
+        ("missing", "cannot be read"),
+        ("x.safetensors", "not a session file"),
+        (".", "cannot be read"),
+    ):
         with pytest.raises(SessionFileError, match=words):
             Session.load(tmp_path / name, model, chat.tokenizer)
     with pytest.raises(SessionFileError, match="cannot be written"):
@@ -158,7 +166,9 @@ def test_a_failure_while_writing_leaves_the_old_file_alone(model, tmp_path, monk
     before = path.read_bytes()
     chat.send("w21", max_tokens=3)
     for broken in ("os.replace", "os.fsync"):
-        monkeypatch.setattr(f"mlx_linattn.session_files.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        monkeypatch.setattr(
+            f"mlx_linattn.session_files.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
         with pytest.raises(SessionFileError, match="No space left"):
             chat.save(path)
         monkeypatch.undo()
