@@ -186,10 +186,8 @@ def assemble(
         yield parameter, array
 
 
-def load_weights(
-    model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False
-) -> None:
-    """Fill ``model`` from ``checkpoint``. Reads nothing until every name and shape is known to fit."""
+def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None) -> None:
+    """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit."""
     tensors = Tensors(checkpoint, family, model.spec)
     names = dict(family.names(model.spec))
     if checkpoint.is_mlx:
@@ -206,11 +204,6 @@ def load_weights(
         log.debug("not loaded: %s (%s)", name, reason)
     checkpoint.close()
     model.update(tree_unflatten(list(loaded.items())))
-    if not lazy:
-        for (
-            array
-        ) in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
-            mx.eval(array)
 
 
 def stored_dtype(config: dict) -> mx.Dtype:
