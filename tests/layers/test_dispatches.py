@@ -26,7 +26,11 @@ def stock():
     from mlx_lm.models.cache import ArraysCache
 
     args = qwen3_5.TextModelArgs(
-        hidden_size=64, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=32, linear_value_head_dim=32
+        hidden_size=64,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
     )
     layer, cache, x = qwen3_5.GatedDeltaNet(args), ArraysCache(2), mx.ones((1, 1, 64))
     mx.eval(layer.parameters(), x, layer(x, cache=cache), cache[0], cache[1])
