@@ -73,7 +73,7 @@ def moved(arrays, outputs):
 
 
 def decode(copy, sweep):
-    options = [{}]
+    options = [{"threads": 256}, {"threads": 512}]
     if sweep:
         options += [{"threads": t, "lanes": n} for n in (4, 8, 16, 32) for t in (128, 256, 512, 1024)]
     for vector in (False, True):
@@ -81,7 +81,7 @@ def decode(copy, sweep):
             given = mixer_inputs(B, vector=vector)
             size = moved(given.values(), launch(given))
             inner = 100 if B == 1 else 20
-            for option in options if B != 8 else [{}]:
+            for option in options if B != 8 else options[:2]:
                 ms = milliseconds(partial(launch, given, **option), inner=inner)
                 rate = size / ms * 1e3
                 name = "KDA" if vector else "GDN"
