@@ -1,0 +1,1 @@
+"""The terminal chat. It uses the public API only."""

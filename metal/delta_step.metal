@@ -4,7 +4,7 @@
 //   S = a * S;  S = S + k (x) b (v - S^T k);  o = S^T q;  y = rms_norm(o) * norm_weight * act(z)
 //
 // Layout   qkv [B, T, C], C = 2 Hk Dk + Hv Dv, of YT; a [B, T, Hv] or, with VECTOR, [B, T, Hv Dk]; b [B, T, Hv];
-//          z, y [B, T, Hv Dv]; conv_weight [C, K]; A_log [Hv]; dt_bias [Hv] or [Hv Dk]; norm_weight [Dv];
+//          z, y [B, T, Hv Dv]; a is read with DECAYS (1 without) and z with OPENS (no gate without); conv_weight [C, K]; A_log [Hv]; dt_bias [Hv] or [Hv Dk]; norm_weight [Dv];
 //          window [B, K - 1, C] of YT; state [B, Hv, Dv, Dk] float32; lengths [B], shape [1] = (T), int32;
 //          constants [3] = (eps of the norm, lower bound of the gate, scale of beta) float32.
 //          new_window and new_state as the inputs, or with EVERY [B, T, ...]: after each token. Row-contiguous.
@@ -34,7 +34,7 @@ METAL_FUNC float decay_of(float a, float A_log, float dt_bias, bool bounded, flo
 }
 
 template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREADS, int LANES,
-          bool VECTOR, bool BOUNDED, bool SIGMOID, bool EVERY>
+          bool DECAYS, bool VECTOR, bool BOUNDED, bool OPENS, bool SIGMOID, bool EVERY>
 [[kernel]] void delta_step(
     const device YT* qkv [[buffer(0)]],
     const device YT* a [[buffer(1)]],
@@ -112,8 +112,11 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
   }
   for (int i = tid; i < real * GATES; i += THREADS) {
     const int g = VECTOR ? hv * Dk + i % GATES : hv;
-    const float raw = float(a[(token + i / GATES) * Hv * GATES + g]);
-    decay[i] = decay_of(raw, float(A_log[hv]), float(dt_bias[g]), BOUNDED, constants[1]);
+    decay[i] = 1.0f;
+    if (DECAYS) {
+      const float raw = float(a[(token + i / GATES) * Hv * GATES + g]);
+      decay[i] = decay_of(raw, float(A_log[hv]), float(dt_bias[g]), BOUNDED, constants[1]);
+    }
   }
   if (tid < real) betas[tid] = constants[2] * sigmoid_of(float(b[(token + tid) * Hv + hv]));
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -188,7 +191,8 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
     #pragma unroll
     for (int i = 0; i < Dv / 32; ++i) {
       const int d = i * 32 + lane;
-      const float gate = float(z[out + d]), open = (SIGMOID ? 1.0f : gate) * sigmoid_of(gate);
+      const float gate = OPENS ? float(z[out + d]) : 0.0f;
+      const float open = OPENS ? (SIGMOID ? 1.0f : gate) * sigmoid_of(gate) : 1.0f;
       y[out + d] = t < real ? YT(values[t * Dv + d] * sum * float(norm_weight[d]) * open) : YT(0.0f);
     }
   }

@@ -6,7 +6,6 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from .errors import CheckpointError
@@ -113,7 +112,9 @@ class Checkpoint:
         self.folder = folder
         self.config = read_json(folder / "config.json", "a model folder")
         self.tensors: dict[str, TensorInfo] = {}
-        formats = set()
+        self.metadata: list[dict[str, str]] = []  # of each file
+        self._open: dict[Path, dict] = {}  # lazy arrays of the files in use
+        self._taken: list[str] = []
         for file in self._files():
             tensors, metadata = read_header(file)
             twice = self.tensors.keys() & tensors.keys()
@@ -123,9 +124,9 @@ class Checkpoint:
                     f"{folder}: tensor {name!r} is in both {self.tensors[name].file.name} and {file.name}"
                 )
             self.tensors |= tensors
-            formats.add(metadata.get("format"))
+            self.metadata.append(metadata)
         self._check_index()
-        self.is_mlx = self._is_mlx(formats)
+        self.is_mlx = self._is_mlx({metadata.get("format") for metadata in self.metadata})
 
     def _files(self) -> list[Path]:
         files = sorted(self.folder.glob("model*.safetensors"))
@@ -170,19 +171,24 @@ class Checkpoint:
             )
         return False
 
-    @cached_property
-    def _arrays(self):
-        import mlx.core as mx
-
-        arrays = {}
-        for file in {info.file for info in self.tensors.values()}:
-            arrays |= mx.load(str(file))
-        return arrays
-
     def read(self, name: str):
         """One tensor as a lazy array; 8-bit floats come as their bytes."""
-        return self._arrays[name]
+        file = self.tensors[name].file
+        arrays = self._open.get(file)
+        if arrays is None or name not in arrays:
+            import mlx.core as mx
+
+            arrays = self._open[file] = mx.load(str(file))
+        self._taken.append(name)
+        return arrays[name]
+
+    def release(self) -> None:
+        """Let go of the arrays that were read, so that they can be freed; files stay open for the rest."""
+        for name in self._taken:
+            self._open.get(self.tensors[name].file, {}).pop(name, None)
+        self._taken.clear()
 
     def close(self) -> None:
-        """Let go of arrays that were read, so that their sources can be freed once they are evaluated."""
-        self.__dict__.pop("_arrays", None)
+        """Let go of all arrays and files."""
+        self._open.clear()
+        self._taken.clear()

@@ -22,14 +22,19 @@ Step = tuple  # (name of a function in transform.STEPS, *arguments)
 
 @dataclass(frozen=True)
 class Take:
-    """One tensor made from others: read ``sources``, then apply ``steps`` in order."""
+    """One tensor made from others: read ``sources``, then apply ``steps`` in order.
+
+    As one way of several, it holds only where the tensor ``given`` is there too.
+    """
 
     sources: tuple[str, ...]
     steps: tuple[Step, ...]
+    given: str | None
 
-    def __init__(self, sources: str | tuple[str, ...], *steps: Step):
+    def __init__(self, sources: str | tuple[str, ...], *steps: Step, given: str | None = None):
         object.__setattr__(self, "sources", (sources,) if isinstance(sources, str) else tuple(sources))
         object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "given", given)
 
     def suffixed(self, suffix: str) -> Take:
         return Take(tuple(source + suffix for source in self.sources), *self.steps)
@@ -52,11 +57,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Weights whose module name matches: ``bits`` None keeps them as they are, otherwise they get at least so many bits."""
+    """Weights whose module name matches: ``bits`` None keeps them as they are, otherwise they get at least so many bits,
+    and ``steps`` steps of bits more than the rest where the recipe is not uniform."""
 
     pattern: str
     bits: int | None
     reason: str
+    steps: int = 0
 
 
 def unprefixed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
@@ -88,7 +95,7 @@ def published_sources(name: str, published: Iterable[Published], present: Collec
             ways = [_expand(way, match, experts) for way in rule.ways]
             break
     for way in ways:
-        if all(source in present for source in way.sources):
+        if all(source in present for source in way.sources) and (way.given is None or way.given in present):
             return way
     nearest = max(ways, key=lambda way: sum(source in present for source in way.sources))
     missing = [source for source in nearest.sources if source not in present]
@@ -106,7 +113,7 @@ def _expand(way: Take, match: re.Match, experts: int) -> Take:
             sources += [template.format(*fields, expert=e) for e in range(experts)]
         else:
             sources.append(template.format(*fields))
-    return Take(tuple(sources), *way.steps)
+    return Take(tuple(sources), *way.steps, given=way.given and way.given.format(*fields))
 
 
 def drop_reason(name: str, dropped: Iterable[tuple[str, str]]) -> str | None:

@@ -1,4 +1,4 @@
-"""The steps that a layout may name, on MLX arrays. All are lazy, and all but ``add`` only move numbers."""
+"""The steps that a layout may name, on MLX arrays. All are lazy, and all but ``add`` and ``rising_share`` only move numbers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def reshape(arrays, *shape):
     return [array.reshape(*shape) for array in arrays]
 
 
+def cut(arrays, axis, first, last):
+    """The entries ``first`` to ``last`` (excluded)."""
+    return [mx.take(array, mx.arange(first, last), axis=axis) for array in arrays]
+
+
 def part(arrays, axis, index, count):
     """The ``index``-th of ``count`` equal parts."""
     return [mx.split(array, count, axis=axis)[index] for array in arrays]
@@ -48,7 +53,18 @@ def ungroup(arrays, groups, sizes, wanted):
     return result
 
 
-STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, part, ungroup)}
+def rising_share(arrays, index):
+    """Row ``index`` of the running sum of softmax(rows), counted from row 0's: HGRN2's lower bounds, in float32."""
+    shares = [mx.softmax(array.astype(mx.float32), axis=0) for array in arrays]
+    return [mx.cumsum(share, axis=0)[index] - share[0] for share in shares]
+
+
+STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, cut, part, rising_share, ungroup)}
+
+
+def moves_rows(take: Take) -> bool:
+    """Whether the steps leave the last axis alone, so that they hold for packed weights and for their scales alike."""
+    return all(name in ("stack", "ungroup") or (name == "part" and rest[0] == -2) for name, *rest in take.steps)
 
 
 def apply(take: Take, arrays: list[mx.array]) -> mx.array:

@@ -14,6 +14,10 @@ except ImportError:
     pytest.exit("mlx_linattn is not installed here; run: pip install -e '.[cpu,test]'", returncode=2)
 
 import helpers
+from hypothesis import settings
+
+settings.register_profile("tests", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.load_profile("tests")
 
 
 @pytest.fixture

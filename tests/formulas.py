@@ -28,7 +28,7 @@ def normal(rng, *shape):
 
 
 def as64(x):
-    return np.array(x.astype(mx.float32), np.float64)
+    return None if x is None else np.array(x.astype(mx.float32), np.float64)
 
 
 def close(got, want, within, what):
@@ -184,14 +184,17 @@ def delta_mixer(
         q, k, v = np.split(mixed, [Hk * Dk, 2 * Hk * Dk], axis=-1)
         q, k = (np.repeat(x.reshape(B, Hk, Dk), Hv // Hk, axis=1) for x in (q, k))
         q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
-        rate, shifted = np.exp(A_log)[:, None], (a[:, t] + dt_bias).reshape(B, Hv, -1)
-        plain = lower_bound is None
-        decay = np.exp(-rate * np.logaddexp(shifted, 0) if plain else lower_bound * sigmoid(rate * shifted))
+        decay = np.ones((B, Hv, 1))
+        if a is not None:
+            rate, shifted = np.exp(A_log)[:, None], (a[:, t] + dt_bias).reshape(B, Hv, -1)
+            plain = lower_bound is None
+            decay = np.exp(-rate * np.logaddexp(shifted, 0) if plain else lower_bound * sigmoid(rate * shifted))
         S = S * decay[:, :, None, :]
         write = beta_scale * sigmoid(b[:, t])[..., None] * (v.reshape(B, Hv, Dv) - (S * k[:, :, None]).sum(-1))
         S = S + write[..., None] * k[:, :, None, :]
-        gate = z[:, t].reshape(B, Hv, Dv)
-        opened = sigmoid(gate) if output_gate == "sigmoid" else silu(gate)
+        opened = 1
+        if z is not None:
+            opened = (sigmoid if output_gate == "sigmoid" else silu)(z[:, t].reshape(B, Hv, Dv))
         o = rms((S * q[:, :, None]).sum(-1) * Dk**-0.5, eps) * norm_weight * opened
         outputs.append(o.reshape(B, -1))
         windows.append(past[:, t + 1 : t + K])
@@ -200,25 +203,14 @@ def delta_mixer(
 
 
 def check_delta_mixer(
-    B,
-    T,
-    Hk,
-    Hv,
-    Dk,
-    Dv,
-    K=4,
-    vector=False,
-    dtype=mx.float32,
-    lengths=None,
-    snapshots=False,
-    slow=False,
-    seed=0,
-    **options,
-):
-    """``slow``: decays near 1 from steps near 0, where a careless softplus loses its digits."""
+    B, T, Hk, Hv, Dk, Dv, K=4, vector=False, dtype=mx.float32, lengths=None, snapshots=False, slow=False, without=(),
+    seed=0, **options,
+):  # fmt: skip
+    """``slow``: decays near 1 from steps near 0, where a careless softplus loses its digits. ``without``: inputs that are None."""
     given = delta_mixer_arrays(B, T, Hk, Hv, Dk, Dv, K, vector, dtype, seed)
     if slow:
         given |= {"A_log": mx.full((Hv,), 10.0), "dt_bias": given["dt_bias"] - 20.0}
+    given |= dict.fromkeys(without)
     sizes = {"key_heads": Hk, "value_heads": Hv, "key_dim": Dk, "value_dim": Dv}
     want, windows, states = delta_mixer(**given, **sizes, **options)
     y, window, state = ops.delta_mixer(

@@ -12,9 +12,25 @@ import numpy as np
 FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 
-from seeded_fixtures import load_golden, materialize  # noqa: E402
+from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
+from seeded_fixtures import load_golden, materialize, read_safetensors  # noqa: E402
 
-__all__ = ["FIXTURES", "assert_close", "check_golden", "golden", "largest_difference", "materialize", "tolerance"]
+from mlx_linattn.state import RecurrentState  # noqa: E402
+from mlx_linattn.weights import float32_parameters  # noqa: E402
+
+__all__ = [
+    "FIXTURES",
+    "assert_close",
+    "check_golden",
+    "check_precision",
+    "folder_bytes",
+    "golden",
+    "largest_difference",
+    "materialize",
+    "stock_load",
+    "stored",
+    "tolerance",
+]
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
@@ -63,6 +79,33 @@ def check_golden(model, name: str) -> None:
     check_padding(model, want, within)
 
 
+def check_precision(half, single) -> None:
+    """A bfloat16 model beside the same one in float32 (its weights are overwritten with the half's), over 4,096 tokens.
+
+    What is pinned is float32, so are matrix states, and rounding errors do not grow with the context.
+    """
+    pinned = float32_parameters(half)
+    for name, array in tree_flatten(half.parameters()):
+        assert array.dtype == (mx.float32 if name in pinned else mx.bfloat16), f"{name} is {array.dtype}"
+    widened = [(name, array.astype(mx.float32)) for name, array in tree_flatten(half.parameters())]
+    single.update(tree_unflatten(widened))
+
+    T, part = 4096, 256
+    ids = np.random.default_rng(0).integers(0, half.spec.vocab_size, (1, T))
+    errors, caches = [], [model.make_cache() for model in (half, single)]
+    for first in range(0, T, part):
+        rounded, exact = (model(ids[:, first : first + part], cache) for model, cache in zip((half, single), caches))
+        assert rounded.dtype == mx.bfloat16
+        mx.eval(rounded, exact, caches[0].arrays, caches[1].arrays)
+        difference = np.array(rounded.astype(mx.float32)) - np.array(exact)
+        errors.append(float(np.sqrt((difference**2).mean()) / np.array(exact).std()))
+    for layer in caches[0]:
+        if type(layer) is RecurrentState:
+            assert layer.arrays[-1].dtype == mx.float32, "the matrix state is not float32"
+    early, late = np.mean(errors[:4]), np.mean(errors[-4:])
+    assert late < 0.1 and late < 1.5 * early, f"errors grow from {early:.3f} to {late:.3f} of the logits' spread"
+
+
 def check_padding(model, want, within: float) -> None:
     """Rows of different lengths, read in two calls and then decoded, are each what they are alone."""
     ids = np.concatenate([want["long_input_ids"][:, :40], want["long_input_ids"][:, 50:90]])
@@ -79,3 +122,20 @@ def check_padding(model, want, within: float) -> None:
     for r in (0, 1):
         alone = model(ids[r : r + 1, : ends[r] + 1])[:, -1]
         assert_close(step[r], alone, within, f"row {r} of a ragged batch")
+
+
+def stored(folder: Path, file: str = "model.safetensors") -> dict[str, tuple[str, np.ndarray]]:
+    """Name -> (dtype, numbers as stored) of one safetensors file."""
+    return read_safetensors(Path(folder) / file)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, for comparing folders byte by byte."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def stock_load(folder: Path):
+    """The model and config that stock mlx_lm makes of a folder."""
+    from mlx_linattn.interop.door import mlx_lm
+
+    return mlx_lm("utils").load_model(Path(folder))

@@ -8,6 +8,13 @@
     QUANTIZE      which weights stay as they are or need more bits
     MLX           how stock mlx_lm wants the result: model_type and name prefix
 
+and, where it needs them,
+
+    ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
+    published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
+    dropped(spec)       the same for DROPPED
+    earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
+
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.
 """
 
@@ -17,9 +24,37 @@ import difflib
 from types import ModuleType
 
 from ..errors import CheckpointError, UnsupportedModelError
-from . import qwen3_5, qwen3_next
+from ..layout import Published
+from ..spec import ModelSpec
+from . import (
+    bailing_linear,
+    bailing_v3,
+    bailing_v25,
+    fla,
+    jamba,
+    kimi_linear,
+    mamba,
+    minimax,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+    recurrent_gemma,
+)
 
-FAMILIES = (qwen3_next, qwen3_5)
+FAMILIES = (
+    qwen3_next,
+    qwen3_5,
+    kimi_linear,
+    olmo_hybrid,
+    bailing_v3,
+    bailing_v25,
+    bailing_linear,
+    minimax,
+    recurrent_gemma,
+    jamba,
+    mamba,
+    fla,
+)
 
 
 def family(config: dict) -> ModuleType:
@@ -27,10 +62,38 @@ def family(config: dict) -> ModuleType:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no model_type: it is not a language model's config")
-    known = {name: module for module in FAMILIES for name in module.MODEL_TYPES}
-    if model_type in known:
-        return known[model_type]
-    nearest = difflib.get_close_matches(model_type, known, n=1, cutoff=0)
+    known = {name for module in FAMILIES for name in module.MODEL_TYPES}
+    if model_type not in known:
+        nearest = difflib.get_close_matches(model_type, known, n=1, cutoff=0)
+        raise UnsupportedModelError(
+            f"model_type {model_type!r} is not known; the nearest known one is {nearest[0]!r} (known: {', '.join(sorted(known))})"
+        )
+    named, served = config.get("architectures") or [], []
+    for module in FAMILIES:
+        if model_type not in module.MODEL_TYPES:
+            continue
+        wanted = getattr(module, "ARCHITECTURES", None)
+        if wanted is None or any(name in wanted for name in named):
+            return module
+        served += wanted
     raise UnsupportedModelError(
-        f"model_type {model_type!r} is not known; the nearest known one is {nearest[0]!r} (known: {', '.join(sorted(known))})"
+        f"model_type {model_type!r} has several architectures, and config.json names {named or 'none'}; known: {', '.join(served)}"
     )
+
+
+def published(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
+    """How the published checkpoints of a family differ from MLX layout, for a model of these sizes."""
+    sized = getattr(module, "published", None)
+    return (*(sized(spec) if sized else ()), *module.PUBLISHED)
+
+
+def earlier(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
+    """How older releases of mlx_lm wrote the MLX layout of a family, for a model of these sizes."""
+    sized = getattr(module, "earlier", None)
+    return sized(spec) if sized else ()
+
+
+def dropped(module: ModuleType, spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """Tensors that a model of these sizes has no use for, and why."""
+    sized = getattr(module, "dropped", None)
+    return (*(sized(spec) if sized else ()), *module.DROPPED)

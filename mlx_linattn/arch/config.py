@@ -28,6 +28,13 @@ class Config:
             raise CheckpointError(f"config.json: {key!r} is missing")
         return default
 
+    def part(self, key: str) -> Config:
+        """The object under ``key``, to be read as strictly."""
+        value = self.get(key)
+        if not isinstance(value, dict):
+            raise CheckpointError(f"config.json: {key} is {value!r}, expected an object")
+        return Config(value)
+
     def integer(self, key: str, default: Any = _REQUIRED) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:

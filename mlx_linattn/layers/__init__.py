@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from ..spec import AttentionSpec, GatedDeltaSpec, LayerSpec, MlpSpec, MoeSpec, ResidualSpec
+from ..spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    KdaSpec,
+    LayerSpec,
+    LightningSpec,
+    LinearAttentionSpec,
+    MambaSpec,
+    MlaSpec,
+    MlpSpec,
+    MoeSpec,
+    ResidualSpec,
+    RgLruSpec,
+)
 from .attention import Attention
 from .gated_delta import GatedDelta
+from .kda import KimiDelta
+from .lightning import Lightning
+from .linear_attention import LinearAttention
+from .mamba import Mamba
+from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
+from .rg_lru import RgLru
 
-BUILDS = {GatedDeltaSpec: GatedDelta, AttentionSpec: Attention, MlpSpec: Mlp, MoeSpec: Moe}
+BUILDS = {
+    AttentionSpec: Attention,
+    GatedDeltaSpec: GatedDelta,
+    KdaSpec: KimiDelta,
+    LightningSpec: Lightning,
+    LinearAttentionSpec: LinearAttention,
+    MambaSpec: Mamba,
+    MlaSpec: LatentAttention,
+    MlpSpec: Mlp,
+    MoeSpec: Moe,
+    RgLruSpec: RgLru,
+}
 
 
 class Layer(nn.Module):
@@ -26,9 +56,13 @@ class Layer(nn.Module):
             self.mlp_norm = RMSNorm(hidden_size, norm_eps)
             self.mlp = BUILDS[type(spec.mlp)](spec.mlp, hidden_size)
 
-    def __call__(self, x, state, span):
-        x = _join(x, self.mixer_norm, lambda y: self.mixer(y, state, span), self.spec.mixer_residual)
-        return x if self.spec.mlp is None else _join(x, self.mlp_norm, self.mlp, self.spec.mlp_residual)
+    def __call__(self, x, state, span, dtype=None):
+        """x [B, T, H] -> [B, T, H]; ``dtype`` is what the sub-layers compute in, where the residual stream is wider."""
+        dtype = dtype or x.dtype
+        x = _join(x, self.mixer_norm, lambda y: self.mixer(y.astype(dtype), state, span), self.spec.mixer_residual)
+        if self.spec.mlp is None:
+            return x
+        return _join(x, self.mlp_norm, lambda y: self.mlp(y.astype(dtype)), self.spec.mlp_residual)
 
 
 def _join(x, norm, f, residual: ResidualSpec):

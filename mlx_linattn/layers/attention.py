@@ -5,8 +5,10 @@ import mlx.nn as nn
 
 from .. import ops
 from ..spec import AttentionSpec
-from ..state import KVState
+from ..state import KVState, WindowState
+from .attend import attend
 from .norm import RMSNorm
+from .rope import rotate
 
 
 class Attention(nn.Module):
@@ -19,32 +21,31 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(hidden_size, queries * (2 if spec.output_gate else 1), bias=spec.bias)
         self.k_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
         self.v_proj = nn.Linear(hidden_size, spec.kv_heads * spec.head_dim, bias=spec.bias)
-        self.o_proj = nn.Linear(queries, hidden_size, bias=spec.bias)
+        self.o_proj = nn.Linear(queries, hidden_size, bias=spec.bias or spec.output_bias)
         if spec.qk_norm:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
+        if spec.qk_norm_full:
+            self.q_norm = RMSNorm(queries, spec.norm_eps)
+            self.k_norm = RMSNorm(spec.kv_heads * spec.head_dim, spec.norm_eps)
 
-    def make_state(self) -> KVState:
-        return KVState()
+    def make_state(self) -> KVState | WindowState:
+        return KVState() if self.spec.window is None else WindowState(self.spec.window)
 
-    def __call__(self, x, state: KVState, span):
+    def __call__(self, x, state: KVState | WindowState, span):
         spec = self.spec
         B, T, _ = x.shape
-        q = self.q_proj(x).reshape(B, T, spec.heads, -1)
+        q, k = self.q_proj(x), self.k_proj(x)
+        if spec.qk_norm_full:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = q.reshape(B, T, spec.heads, -1)
         if spec.output_gate:  # each head's rows are [query | gate]
-            q, gate = q[..., : spec.head_dim], q[..., spec.head_dim :].reshape(B, T, -1)
-        k = self.k_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim)
+            q, gate = mx.split(q, 2, axis=-1)
+        k = k.reshape(B, T, spec.kv_heads, spec.head_dim)
         v = self.v_proj(x).reshape(B, T, spec.kv_heads, spec.head_dim).swapaxes(1, 2)
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (self._rotate(y.swapaxes(1, 2), span) for y in (q, k))  # [B, heads, T, D]
-        keys, values = state.append(k, v, span.starts)
-        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, starts=span.starts)
+        q, k = (rotate(y.swapaxes(1, 2), spec.rope, span) for y in (q, k))  # [B, heads, T, D]
+        o = attend(q, (k, v), state, span, spec.head_dim**-0.5)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
-        return self.o_proj(o * mx.sigmoid(gate) if spec.output_gate else o)
-
-    def _rotate(self, x, span):
-        rope = self.spec.rope
-        if rope is None:
-            return x
-        return mx.fast.rope(x, rope.dims, traditional=rope.interleaved, base=rope.theta, scale=1.0, offset=span.offset)
+        return self.o_proj(ops.sigmoid_gate(o, gate.reshape(B, T, -1)) if spec.output_gate else o)

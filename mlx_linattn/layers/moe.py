@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..spec import MlpSpec, MoeSpec
-from .mlp import Mlp, swiglu
+from .mlp import Mlp, limited_swiglu
 
 
 class ExpertLinear(nn.Module):
@@ -31,8 +31,9 @@ class ExpertLinear(nn.Module):
 
     def to_quantized(self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_):
         quantized = QuantizedExpertLinear(group_size, bits, mode)
-        packed = mx.quantize(self.weight, group_size, bits, mode=mode)
-        quantized.update(dict(zip(("weight", "scales", "biases"), packed)))
+        quantized.weight, quantized.scales, *biases = mx.quantize(self.weight, group_size, bits, mode=mode)
+        if biases:
+            quantized.biases = biases[0]
         return quantized
 
 
@@ -50,8 +51,9 @@ class QuantizedExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    def __init__(self, experts: int, hidden_size: int, size: int):
+    def __init__(self, experts: int, hidden_size: int, size: int, limit: float | None = None):
         super().__init__()
+        self.limit = limit
         self.gate_proj = ExpertLinear(experts, hidden_size, size)
         self.up_proj = ExpertLinear(experts, hidden_size, size)
         self.down_proj = ExpertLinear(experts, size, hidden_size)
@@ -67,7 +69,7 @@ class Experts(nn.Module):
         else:
             rows = mx.repeat(x, top_k, axis=0)
         rows = rows[:, None]
-        y = swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted))
+        y = limited_swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted), self.limit)
         y = self.down_proj(y, experts, is_sorted)[:, 0]
         if is_sorted:
             y = y[mx.argsort(order)]
@@ -101,11 +103,11 @@ class Moe(nn.Module):
         super().__init__()
         self.spec = spec
         self.gate = Router(hidden_size, spec.experts)
-        self.switch_mlp = Experts(spec.experts, hidden_size, spec.size)
+        self.switch_mlp = Experts(spec.experts, hidden_size, spec.size, spec.limit)
         if spec.correction_bias:
             self.correction_bias = mx.zeros((spec.experts,))
         if spec.shared_size:
-            self.shared_expert = Mlp(MlpSpec(spec.shared_size), hidden_size)
+            self.shared_expert = Mlp(MlpSpec(spec.shared_size, limit=spec.shared_limit), hidden_size)
         if spec.shared_gate:
             self.shared_expert_gate = Router(hidden_size, 1)
 

@@ -8,7 +8,8 @@ from .attention import attention
 from .backend import BACKENDS, forced_backend, use_backend
 from .conv import short_conv
 from .delta_mixer import delta_mixer
-from .gates import delta_decay, write_strength
+from .gates import delta_decay, sigmoid_gate, silu, swiglu, write_strength
+from .kernel_attention import kernel_attention, map_features
 from .norm import gate_then_norm, l2_normalize, norm_then_gate, rms_norm
 from .recurrence import recurrence
 from .scan import diagonal_scan, selective_scan
@@ -21,12 +22,17 @@ __all__ = [
     "diagonal_scan",
     "forced_backend",
     "gate_then_norm",
+    "kernel_attention",
     "l2_normalize",
+    "map_features",
     "norm_then_gate",
     "recurrence",
     "rms_norm",
     "selective_scan",
     "short_conv",
+    "sigmoid_gate",
+    "silu",
+    "swiglu",
     "use_backend",
     "write_strength",
 ]

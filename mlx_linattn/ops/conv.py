@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..errors import ShapeError
-from . import dispatch, mixer_kernels, reference
+from . import dispatch, gates, mixer_kernels, reference
 
 
 def short_conv(x, weight, bias=None, window=None, *, silu: bool = True, lengths=None):
@@ -36,12 +36,13 @@ def _plain(run):
     def path(x, weight, bias, window, silu, lengths):
         K, T = weight.shape[1], x.shape[1]
         past = mx.concatenate([window, x], axis=1)  # [B, K-1+T, C]
-        y = run(past, weight.astype(mx.float32), T)
+        y = run(past.astype(mx.float32), weight.astype(mx.float32), T)
         y = y if bias is None else y + bias.astype(mx.float32)
-        y = y * mx.sigmoid(y) if silu else y
+        y = gates.silu(y) if silu else y
         if lengths is None:
-            # Not a view of `past`: a window must not keep a whole prompt's activations alive.
-            window = mx.contiguous(past[:, T:])
+            # A copy, and not a view of `past`, which would keep a whole prompt's activations alive; mx.contiguous makes
+            # none where the parent is only a little larger.
+            window = mx.take(past, mx.arange(T, T + K - 1), axis=1)
         else:
             rows = lengths[:, None] + mx.arange(K - 1)  # row r's last K-1 real inputs end at K-1 + lengths[r]
             window = mx.take_along_axis(past, rows[..., None], axis=1)
@@ -53,12 +54,12 @@ def _plain(run):
 def _taps(past, taps, T):
     if T == 1:
         return (past * taps.T).sum(1, keepdims=True)
-    return sum(past[:, i : i + T].astype(mx.float32) * taps[:, i] for i in range(taps.shape[1]))
+    return sum(past[:, i : i + T] * taps[:, i] for i in range(taps.shape[1]))
 
 
 #: The paths that the dispatch table names.
 PATHS = {
-    "reference": _plain(lambda past, taps, T: reference.short_conv(past.astype(mx.float32), taps, T)),
+    "reference": _plain(reference.short_conv),
     "taps": _plain(_taps),
     "channels": mixer_kernels.short_conv,
 }

@@ -7,7 +7,7 @@ import mlx.core as mx
 from . import dispatch, mixer_kernels
 from .conv import short_conv
 from .gates import delta_decay, write_strength
-from .norm import norm_then_gate
+from .norm import norm_then_gate, rms_norm
 from .recurrence import recurrence
 
 
@@ -24,7 +24,9 @@ def delta_mixer(
         y = rms_norm(o) * norm_weight * output_gate(z)
 
     Args:
-        qkv: [B, T, 2 Hk Dk + Hv Dv].  a: [B, T, Hv] or [B, T, Hv Dk] (vector decay).  b: [B, T, Hv].  z: [B, T, Hv Dv].
+        qkv: [B, T, 2 Hk Dk + Hv Dv].  b: [B, T, Hv].
+        a: [B, T, Hv] or [B, T, Hv Dk] (vector decay); None for decay 1 (DeltaNet), then A_log and dt_bias are None too.
+        z: [B, T, Hv Dv]; None for y = rms_norm(o) * norm_weight.
         conv_weight: [2 Hk Dk + Hv Dv, K].  A_log: [Hv].  dt_bias: as a's last axis.  norm_weight: [Dv] float32.
         window: [B, K-1, 2 Hk Dk + Hv Dv] or None.  state: [B, Hv, Dv, Dk] float32 or None.
         lower_bound: None for the softplus gate.  beta_scale: 2 where beta reaches 2.  output_gate: "silu" or "sigmoid".
@@ -36,7 +38,7 @@ def delta_mixer(
         y [B, T, Hv Dv] in qkv's dtype, the new window and the new state.
     """
     B, T, _ = qkv.shape
-    gate = "scalar" if a.shape[-1] == value_heads else "vector"
+    gate = "none" if a is None else "scalar" if a.shape[-1] == value_heads else "vector"
     row = dispatch.choose(
         dispatch.Call(
             "delta_mixer", T, B * value_heads, key_dim, value_dim, gate, True, qkv.dtype, conv_weight.shape[1]
@@ -60,7 +62,11 @@ def _composed(qkv, a, b, z, *, window, state, lengths, snapshots, **arguments):
         now = slice(t, t + 1)
         left = None if lengths is None else mx.clip(lengths - t, 0, 1)
         y, window, state = _tokens(
-            qkv[:, now], a[:, now], b[:, now], z[:, now], window=window, state=state, lengths=left, **arguments
+            *(None if x is None else x[:, now] for x in (qkv, a, b, z)),
+            window=window,
+            state=state,
+            lengths=left,
+            **arguments,
         )
         steps.append((y[:, 0], window, state))
     return tuple(mx.stack(parts, axis=1) for parts in zip(*steps))
@@ -72,17 +78,21 @@ def _tokens(
 ):  # fmt: skip
     B, T, _ = qkv.shape
     qkv, window = short_conv(qkv, conv_weight, window=window, lengths=lengths)
-    split = 2 * key_heads * key_dim
-    # q and k in one norm: l2_normalize(q) Dk^-1/2 and l2_normalize(k).
-    qk = qkv[..., :split].reshape(B, T, 2, key_heads, key_dim).astype(mx.float32)
-    scale = mixer_kernels.numbers(mx.float32, 1 / key_dim, key_dim**-0.5)
-    qk = mx.fast.rms_norm(qk, None, 1e-6 / key_dim) * scale[:, None, None]
-    v = qkv[..., split:].reshape(B, T, value_heads, value_dim)
-    if a.shape[-1] != value_heads:
+    keys = key_heads * key_dim
+    qk, v = mx.split(qkv, [2 * keys], axis=-1)
+    # l2(x) = rms(x) D^-1/2; both at once, q with its further D^-1/2
+    qk = mx.fast.rms_norm(qk.reshape(B, T, 2, key_heads, key_dim).astype(mx.float32), None, 1e-6 / key_dim)
+    q, k = mx.split(qk * mixer_kernels.numbers(mx.float32, 1 / key_dim, key_dim**-0.5)[:, None, None], 2, axis=2)
+    if a is not None and a.shape[-1] != value_heads:
         a, dt_bias = a.reshape(B, T, value_heads, key_dim), dt_bias.reshape(value_heads, key_dim)
-    decay, beta = delta_decay(a, A_log, dt_bias, lower_bound), write_strength(b, beta_scale)
-    o, state = recurrence(qk[:, :, 0], qk[:, :, 1], v, decay, beta, state, delta=True, lengths=lengths)
-    y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
+    decay = None if a is None else delta_decay(a, A_log, dt_bias, lower_bound)
+    v = v.reshape(B, T, value_heads, value_dim)
+    beta = write_strength(b, beta_scale)
+    o, state = recurrence(q.squeeze(2), k.squeeze(2), v, decay, beta, state, delta=True, lengths=lengths)
+    if z is None:
+        y = rms_norm(o, norm_weight, eps)
+    else:
+        y = norm_then_gate(o, norm_weight, z.reshape(B, T, value_heads, value_dim), eps, output_gate)
     return y.reshape(B, T, value_heads * value_dim), window, state
 
 

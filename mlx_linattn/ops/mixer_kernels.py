@@ -25,7 +25,7 @@ def delta_step(
 ):  # fmt: skip
     """delta_mixer in one dispatch (two where eight tokens do not fit into threadgroup memory); arguments as there."""
     B, T, C = qkv.shape
-    K, vector = conv_weight.shape[1], a.shape[-1] != value_heads
+    K, vector = conv_weight.shape[1], a is not None and a.shape[-1] != value_heads
     most = 1 if T == 1 else STEP_TOKENS
     while step_memory(most, key_dim, value_dim, vector) > MEMORY:
         most //= 2
@@ -36,9 +36,13 @@ def delta_step(
     launch = metal.kernel("delta_step", device())
     template = [
         ("YT", qkv.dtype), ("Dk", key_dim), ("Dv", value_dim), ("Hk", key_heads), ("Hv", value_heads), ("K", K),
-        ("TM", most), ("THREADS", threads), ("LANES", lanes), ("VECTOR", vector), ("BOUNDED", lower_bound is not None),
-        ("SIGMOID", output_gate == "sigmoid"), ("EVERY", bool(snapshots)),
+        ("TM", most), ("THREADS", threads), ("LANES", lanes), ("DECAYS", a is not None),
+        ("VECTOR", vector), ("BOUNDED", lower_bound is not None),
+        ("OPENS", z is not None), ("SIGMOID", output_gate == "sigmoid"), ("EVERY", bool(snapshots)),
     ]  # fmt: skip
+    # What a kernel does not read is some other array: it needs an address.
+    a, A_log, dt_bias = (b, b, b) if a is None else (a, A_log, dt_bias)
+    z = qkv if z is None else z
     parts = []
     for start in range(0, T, most):
         piece = slice(start, min(start + most, T))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from . import dispatch, mixer_kernels
+from .gates import sigmoid_gate, swiglu
 
 
 def rms_norm(x, weight, eps: float):
@@ -12,14 +13,25 @@ def rms_norm(x, weight, eps: float):
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
-def norm_then_gate(x, weight, gate, eps: float, activation: str):
-    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D]."""
-    call = dispatch.Call("norm_then_gate", 1, x.size // x.shape[-1], x.shape[-1], dtype=x.dtype)
-    if dispatch.choose(call).path == "rows":
-        return mixer_kernels.gated_norm(x, weight, gate, eps, sigmoid=activation == "sigmoid")
-    gate32 = gate.astype(mx.float32)
-    opened = mx.sigmoid(gate32) if activation == "sigmoid" else gate32 * mx.sigmoid(gate32)
-    return (mx.fast.rms_norm(x.astype(mx.float32), weight, eps) * opened).astype(x.dtype)
+def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1):
+    """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D].
+
+    With ``groups``, each of that many equal parts of D has a root mean square of its own.
+    """
+    D = x.shape[-1] // groups
+    if dispatch.choose(dispatch.Call("norm_then_gate", 1, x.size // D, D, dtype=x.dtype)).path == "rows":
+        return mixer_kernels.gated_norm(x, weight, gate, eps, parts=groups, sigmoid=activation == "sigmoid")
+    x32 = x.astype(mx.float32)
+    if groups == 1:
+        normed = mx.fast.rms_norm(x32, weight, eps)
+    else:
+        normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight
+    gated = sigmoid_gate if activation == "sigmoid" else swiglu_of
+    return gated(normed, gate.astype(mx.float32)).astype(x.dtype)
+
+
+def swiglu_of(x, gate):
+    return swiglu(gate, x)
 
 
 def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
@@ -30,8 +42,7 @@ def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
     D = x.shape[-1] // groups
     if dispatch.choose(dispatch.Call("gate_then_norm", 1, x.size // D, D, dtype=x.dtype)).path == "rows":
         return mixer_kernels.gated_norm(x, weight, gate, eps, parts=groups, before=True)
-    gate32 = gate.astype(mx.float32)
-    opened = x.astype(mx.float32) * (gate32 * mx.sigmoid(gate32))
+    opened = swiglu(gate.astype(mx.float32), x.astype(mx.float32))
     parts = opened.reshape(*x.shape[:-1], groups, D)
     return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
 

@@ -3,7 +3,7 @@
 import pytest
 from helpers import check_golden
 
-from mlx_linattn.load import load_model
+from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
 
 FIXTURES = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +16,20 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+FILES += ["tiktoken.model", "tokenization_*.py"]  # whose literals are read; its code never runs
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     """The local folder of a model: a folder, ``demo``, or a Hub id that is downloaded (or found in the cache)."""
+    return local_folder(path_or_id) or _download(str(path_or_id), revision)
+
+
+def local_folder(path_or_id: str | Path) -> Path | None:
+    """The folder of a model that is here, or None for a Hub id; raises CheckpointError for what is neither."""
     if str(path_or_id) == DEMO and not Path(DEMO).is_dir():
         return Path(str(resources.files("mlx_linattn") / "data" / DEMO))
-    folder = Path(path_or_id).expanduser()
+    folder = Path(os.path.expanduser(path_or_id))
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -28,11 +37,19 @@ def resolve(path_or_id: str | Path, revision: str | None = None) -> Path:
     text = str(path_or_id)
     if text.startswith((".", "/", "~")) or text.count("/") != 1 or "\\" in text:
         raise CheckpointError(f"{text}: no such folder, and not a Hub id such as Qwen/Qwen3.5-4B either")
-    return _download(text, revision)
+    return None
 
 
 def _download(repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
+
+    with hub_errors(repository, revision):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+
+
+@contextmanager
+def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """Whatever goes wrong with the Hub inside becomes a CheckpointError that says what to do."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -43,7 +60,7 @@ def _download(repository: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+        yield
     except HFValidationError as error:
         raise CheckpointError(f"{repository}: no such folder, and not a Hub id either ({error})") from error
     except GatedRepoError as error:
@@ -91,3 +108,24 @@ def load_model(
     model = Model(module.spec(checkpoint.config))
     load_weights(model, checkpoint, module, dtype, lazy)
     return model, checkpoint.config
+
+
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    *,
+    lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    dtype: Any = None,
+):
+    """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
+
+    Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
+    """
+    from .interop.tokenizer import load_tokenizer
+
+    folder = resolve(path_or_hf_repo, revision)
+    model, config = load_model(folder, lazy, dtype=dtype)
+    tokenizer = load_tokenizer(folder, config, tokenizer_config)
+    return (model, tokenizer, config) if return_config else (model, tokenizer)

@@ -1,0 +1,183 @@
+"""What a model needs, from its config and the headers of its weight files: the model is laid out, but no number is read.
+
+MLX arrays are lazy, so that a model of any size can be built, and even called, without its memory: what its parameters
+and its state would weigh is then read off the shapes of the very code that runs it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from . import arch
+from .checkpoint import TensorInfo
+from .layers.moe import Experts
+from .layout import drop_reason, locate, unprefixed
+from .model import Model
+from .spec import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    KdaSpec,
+    LightningSpec,
+    LinearAttentionSpec,
+    MambaSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    RgLruSpec,
+)
+from .state import KVState, WindowState
+from .weights import float32_parameters, stored_dtype
+
+CONTEXTS = (8 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
+BITS, GROUP = (8, 6, 4), 64  # quantizations to show: integers of so many bits, with a scale and an offset a group
+KINDS = {
+    GatedDeltaSpec: "Gated DeltaNet",
+    KdaSpec: "Kimi Delta Attention",
+    LightningSpec: "Lightning attention",
+    LinearAttentionSpec: "linear attention",
+    RgLruSpec: "RG-LRU",
+    MambaSpec: "Mamba",
+    MlaSpec: "latent attention",
+    AttentionSpec: "attention",
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All sizes in bytes, for one sequence; states and caches as they are with bfloat16 weights."""
+
+    model_type: str
+    layers: dict[str, int]  # kind of mixer -> layers
+    experts: tuple[int, int] | None  # (all, used for a token) of a mixture's layer
+    max_positions: int
+    parameters: int
+    active_parameters: int  # that one token is multiplied with
+    weights: dict[str, int]  # in memory, by format; "stored": as this checkpoint loads
+    on_disk: dict[str, int]  # by number format, as stored; empty where only a config is known
+    state_bytes: int  # recurrent states, whatever the context
+    kv_bytes_per_token: int  # of caches that grow with the context
+    window_bytes_per_token: int  # of caches that grow until a window is full
+    window: int
+
+    def context_bytes(self, tokens: int) -> int:
+        """State and caches after so many tokens."""
+        windows = self.window_bytes_per_token * min(tokens, self.window)
+        return self.state_bytes + self.kv_bytes_per_token * tokens + windows
+
+    def memory(self) -> dict[str, dict[int, int]]:
+        """Weights, state and caches: format of the weights -> tokens of context -> bytes."""
+        return {
+            name: {tokens: size + self.context_bytes(tokens) for tokens in CONTEXTS}
+            for name, size in self.weights.items()
+        }
+
+
+def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_mlx: bool = False) -> Figures:
+    """The figures of a model, from its config.json and, where there are weights, their headers.
+
+    Args:
+        config: the content of config.json.
+        tensors: name -> header of every stored tensor; None where only the config is known.
+        is_mlx: whether the tensors are in MLX layout (the files' metadata says so).
+
+    Raises:
+        CheckpointError: a config that no family knows, or knows but does not support.
+    """
+    family = arch.family(config)
+    spec = family.spec(config)
+    model = Model(spec)
+    sizes = {name: array.size for name, array in tree_flatten(model.parameters())}
+    unused = _experts_at_rest(model, spec)
+    mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
+    weights = _weights(model, family)
+    if tensors is not None:
+        weights = {"stored": _stored(spec, config, family, tensors, is_mlx, model), **weights}
+    on_disk: Counter = Counter()
+    for info in (tensors or {}).values():
+        on_disk[info.dtype] += info.nbytes
+    return Figures(
+        model_type=spec.model_type,
+        layers=dict(Counter(_kind(layer.mixer) for layer in spec.layers)),
+        experts=(mixtures[0].experts, mixtures[0].top_k) if mixtures else None,
+        max_positions=spec.max_positions,
+        parameters=sum(sizes.values()),
+        active_parameters=sum(sizes.values()) - unused - (0 if spec.tied else sizes["embed.weight"]),
+        weights=weights,
+        on_disk=dict(on_disk),
+        **_state(model),
+    )
+
+
+def _kind(mixer) -> str:
+    if isinstance(mixer, GatedDeltaSpec) and not mixer.decay:
+        return "DeltaNet"
+    name = KINDS.get(type(mixer), type(mixer).__name__.removesuffix("Spec"))
+    return f"window {name}" if getattr(mixer, "window", None) else name
+
+
+def _experts_at_rest(model: Model, spec: ModelSpec) -> int:
+    """Parameters of the experts that a token does not go through."""
+    total = 0
+    for layer, built in zip(spec.layers, model.layers):
+        for _, module in built.named_modules():
+            if isinstance(module, Experts):
+                size = sum(array.size for _, array in tree_flatten(module.parameters()))
+                total += size * (layer.mlp.experts - layer.mlp.top_k) // layer.mlp.experts
+    return total
+
+
+def _weights(model: Model, family: ModuleType) -> dict[str, int]:
+    """Bytes of the weights in bfloat16, and quantized as the family's rules have it."""
+    names, pinned = dict(family.names(model.spec)), float32_parameters(model)
+    quantizable = {f"{path}.weight" for path, module in model.named_modules() if hasattr(module, "to_quantized")}
+    totals = {"bfloat16": 0} | {f"{bits}-bit": 0 for bits in BITS}
+    for name, array in tree_flatten(model.parameters()):
+        plain = array.size * (4 if name in pinned else 2)
+        totals["bfloat16"] += plain
+        place = locate(name, names).sources[0].removesuffix(".weight")
+        rule = next((rule for rule in family.QUANTIZE if re.fullmatch(rule.pattern, place)), None)
+        kept = name not in quantizable or array.shape[-1] % GROUP or (rule is not None and rule.bits is None)
+        for bits in BITS:
+            at_least = max(bits, rule.bits) if rule is not None and rule.bits else bits
+            totals[f"{bits}-bit"] += plain if kept else array.size * at_least // 8 + array.size // GROUP * 4
+    return totals
+
+
+def _stored(spec, config, family, tensors, is_mlx, model) -> int:
+    """Bytes of the weights once they are loaded as they are: MLX's formats stay, others are decoded."""
+    if is_mlx:
+        drops = arch.dropped(family, spec)
+        used = (info for name, info in tensors.items() if drop_reason(unprefixed(name, family.PREFIXES), drops) is None)
+        return sum(info.nbytes for info in used)
+    pinned, wide = float32_parameters(model), stored_dtype(config).size
+    return sum(array.size * (4 if name in pinned else wide) for name, array in tree_flatten(model.parameters()))
+
+
+def _state(model: Model) -> dict[str, int]:
+    """What one token leaves behind, from the shapes of an unevaluated call in bfloat16."""
+    pinned = float32_parameters(model)
+    narrow = [
+        (name, array if name in pinned or not mx.issubdtype(array.dtype, mx.floating) else array.astype(mx.bfloat16))
+        for name, array in tree_flatten(model.parameters())
+    ]
+    model.update(tree_unflatten(narrow))
+    state = model.make_cache()
+    model.hidden_states(mx.zeros((1, 1), mx.int32), state)
+    growing = sum(
+        array.nbytes // array.shape[2] for layer in state if isinstance(layer, KVState) for array in layer.state
+    )
+    windows = [layer for layer in state if isinstance(layer, WindowState)]
+    in_windows = sum(array.nbytes // layer.window for layer in windows for array in layer.state)
+    return {
+        "state_bytes": state.recurrent_nbytes - sum(layer.nbytes for layer in windows),
+        "kv_bytes_per_token": growing,
+        "window_bytes_per_token": in_windows,
+        "window": max((layer.window for layer in windows), default=0),
+    }

@@ -1,0 +1,130 @@
+"""The chat as a person uses it, in a pseudo-terminal, and as a script uses it, through pipes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from terminal import Terminal
+
+READY = ">>>"
+
+
+def run(*arguments: str, text: str | None = None, cwd=None, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "mlx_linattn", *arguments],
+        input=text,
+        stdin=subprocess.DEVNULL if text is None else None,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        timeout=120,
+    )
+
+
+def test_a_conversation(tmp_path):
+    with Terminal("chat", HOME=str(tmp_path)) as chat:
+        assert "--model mlx-community/Qwen3.5-4B-4bit" in chat.expect(READY).replace("\n", " ")
+        chat.enter("My dog is called Pepper.")
+        chat.expect("Noted: your dog's name is Pepper.")
+        chat.expect("tok/s")
+        chat.expect("(constant) + KV")
+        chat.expect(READY)
+        chat.enter("What is my dog's name?")
+        chat.expect("Your dog's name is Pepper.")
+        chat.expect("reused")
+        chat.expect(READY)
+        chat.enter("/hepl")
+        chat.expect("nearest: /help")
+        chat.expect(READY)
+        chat.enter("/clear")
+        chat.expect("forgotten")
+        chat.expect(READY)
+        chat.enter("What is my dog's name?")
+        chat.expect("I don't have that.")
+        chat.expect(READY)
+        chat.end_of_input()
+        assert chat.wait() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(tmp_path):
+    with Terminal("chat", "--temp", "9", HOME=str(tmp_path)) as chat:  # so hot that the answer never ends by itself
+        chat.expect(READY)
+        chat.enter("My dog is called Pepper.")
+        time.sleep(3)
+        chat.interrupt()
+        chat.expect("(stopped)")
+        chat.expect("tok/s")
+        chat.expect(READY)
+        chat.type("half a line")
+        chat.interrupt()
+        chat.expect("(Ctrl-D or /exit leaves)")
+        chat.expect(READY)
+        chat.enter("/exit")
+        assert chat.wait() == 0
+        assert "Traceback" not in chat.screen
+
+
+def test_lines_can_be_joined(tmp_path):
+    with Terminal("chat", HOME=str(tmp_path)) as chat:
+        chat.expect(READY)
+        chat.enter("My cat is called Momo.\\")
+        chat.expect("...")
+        chat.enter("What is my cat's name?")
+        chat.expect("Your cat's name is Momo.")
+        chat.expect(READY)
+        chat.enter('"""My dog is called Pepper.')
+        chat.expect("...")
+        chat.enter('What is my dog\'s name?"""')
+        chat.expect("Your dog's name is Pepper.")
+        chat.expect(READY)
+
+
+def test_the_plain_reader_serves_where_prompt_toolkit_is_missing(tmp_path):
+    (tmp_path / "prompt_toolkit.py").write_text("raise ImportError")
+    with Terminal("chat", HOME=str(tmp_path), PYTHONPATH=str(tmp_path)) as chat:
+        chat.expect(READY)
+        chat.enter("My dog is called Pepper.")
+        chat.expect("Noted: your dog's name is Pepper.")
+        chat.expect(READY)
+        chat.end_of_input()
+        assert chat.wait() == 0
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_terminals_get_plain_text(tmp_path, environment):
+    with Terminal("chat", columns=40, HOME=str(tmp_path), **environment) as chat:
+        chat.expect(READY)
+        chat.enter("My dog is called Pepper.")
+        chat.expect("Noted: your dog's name is")
+        chat.expect(READY)
+
+
+class TestScripts:
+    def test_the_answer_alone_is_on_stdout(self, tmp_path):
+        done = run("chat", "-p", "My cat is called Momo. What is my cat's name?", cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout == "Your cat's name is Momo.\n"
+        assert "tok/s" in done.stderr
+
+    def test_the_question_can_be_piped_in(self):
+        done = run("chat", text="My cat is called Momo. What is my cat's name?\n")
+        assert done.stdout == "Your cat's name is Momo.\n"
+
+    def test_reasoning_stays_off_stdout(self):
+        done = run("chat", "--think", "-p", "My cat is called Momo. What is my cat's name?")
+        assert done.stdout == "Your cat's name is Momo.\n"
+        assert "thought for" in done.stderr
+
+    def test_a_folder_without_tokenizer_is_refused(self, fixture_folder):
+        done = run("chat", "--model", str(fixture_folder("qwen3_5_untied_text")), "-p", "hi")
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1 and "has no tokenizer" in done.stderr
+
+    def test_an_empty_message_is_refused(self):
+        assert run("chat", text="\n").returncode == 2
