@@ -8,7 +8,7 @@ On an NVIDIA GPU the same body goes through ``mx.fast.cuda_kernel``, with ``cuda
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ KERNEL = r"(?:template\s*<[^{{}};]*>\s*)?(?:\[\[kernel\]\]|__global__)\s*void\s+
 BUFFER = r"(const\s+)?(?:device\s+)?\w+\s*\*\s*(\w+)\s*(?:\[\[buffer|,|$)"
 
 
-@lru_cache(maxsize=None)
+@cache
 def source(name: str) -> Source:
     """``"file"`` for the kernel named like its file, or ``"file/kernel"``. Comments are gone: MLX hashes the text at every call."""
     file, _, kernel = name.partition("/")
@@ -44,7 +44,7 @@ def source(name: str) -> Source:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel(name: str, backend: str, shared_memory: int = 0):
     """A callable like those of ``mx.fast.metal_kernel`` for the kernel ``name`` (see :func:`source`); one a process.
 
@@ -91,12 +91,12 @@ def cuda_body(body: str) -> str:
     return "METAL_POSITIONS\n" + cuda_words(body)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _files() -> frozenset[str]:
     return frozenset(f.name for f in resources.files(__name__).iterdir())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _text(file: str) -> str:
     text = (resources.files(__name__) / file).read_text()
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)

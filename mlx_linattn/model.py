@@ -10,7 +10,7 @@ import mlx.nn as nn
 from .errors import RequestError
 from .layers import Layer, RMSNorm
 from .spec import ModelSpec
-from .state import ModelState
+from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
@@ -27,9 +27,9 @@ class Model(nn.Module):
     def model_type(self) -> str:
         return self.spec.model_type
 
-    def make_cache(self) -> ModelState:
-        """A fresh state: what this model remembers of zero tokens."""
-        return ModelState([layer.mixer.make_state() for layer in self.layers])
+    def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
+        """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
+        return ModelState((layer.mixer.make_state() for layer in self.layers), options)
 
     def __call__(
         self,

@@ -221,3 +221,9 @@ def jamba(layers, hidden, period, offset, heads, kv_heads, rank, experts):
         "tie_word_embeddings": experts == 1,
         "max_position_embeddings": 262144,
     }
+
+
+def fla(model_type, layers, heads, **more):
+    """1.3B models of flash-linear-attention."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": layers, "num_heads": heads, "vocab_size": 32000}
+    return {"model_type": model_type, **sizes, "intermediate_size": None, **more}

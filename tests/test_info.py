@@ -7,7 +7,7 @@ from huggingface_hub.errors import NotASafetensorsRepoError
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata
 from huggingface_hub.utils import TensorInfo as HubTensor
 from mlx.utils import tree_flatten
-from published_configs import jamba, kimi, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
+from published_configs import fla, jamba, kimi, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
 
 from mlx_linattn import info
 from mlx_linattn.checkpoint import Checkpoint
@@ -32,6 +32,9 @@ PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Jamba-v0.1": (jamba(32, 4096, 8, 4, 32, 8, 256, 16), 15.31, 16_384),
     "Jamba-Reasoning-3B": (jamba(28, 2560, 14, 7, 20, 1, 160, 1), 8.89, 1_024),
     "RecurrentGemma-2B": (recurrent_gemma(), 0.44, 0),
+    "RetNet-1.3B": (fla("retnet", 24, 8, hidden_ratio=2), 96.00, 0),
+    "Gated DeltaNet, fla defaults": (fla("gated_deltanet", 21, 6, head_dim=256, expand_v=2), 63.74, 0),
+    "GLA-1.3B": (fla("gla", 24, 4), 48.00, 0),
 }
 
 
@@ -49,6 +52,16 @@ def test_a_window_is_counted_until_it_is_full():
     assert found.layers == {"RG-LRU": 18, "window attention": 8}
     assert found.context_bytes(1000) == found.state_bytes + 1000 * 8192
     assert found.context_bytes(10**6) == found.state_bytes + 2048 * 8192
+
+
+def test_retnet_has_the_published_number_of_parameters():
+    found = figures(fla("retnet", 24, 8, hidden_ratio=2))
+    assert found.layers == {"linear attention": 24}
+    assert found.parameters == 1_351_727_104
+
+
+def test_a_delta_rule_without_decay_is_called_deltanet():
+    assert figures(fla("delta_net", 24, 16)).layers == {"DeltaNet": 24}
 
 
 def test_kimi_in_full():

@@ -18,7 +18,11 @@ def blocks(mark: str, language: str) -> list[str]:
 @pytest.mark.parametrize("code", blocks("test: python", "python"))
 def test_python_examples_run(code, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
     if "Pepper" in code:
@@ -30,7 +34,9 @@ def test_python_examples_run(code, tmp_path):
 def test_the_convert_example_runs(tmp_path):
     (code,) = blocks("test: convert", "sh")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(["sh", "-ec", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path})
+    done = subprocess.run(
+        ["sh", "-ec", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Your dog's name is Pepper.\n")
 

@@ -13,6 +13,7 @@ and, where it needs them,
     ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
     published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
     dropped(spec)       the same for DROPPED
+    earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
 
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.
 """
@@ -84,6 +85,12 @@ def published(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
     """How the published checkpoints of a family differ from MLX layout, for a model of these sizes."""
     sized = getattr(module, "published", None)
     return (*(sized(spec) if sized else ()), *module.PUBLISHED)
+
+
+def earlier(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
+    """How older releases of mlx_lm wrote the MLX layout of a family, for a model of these sizes."""
+    sized = getattr(module, "earlier", None)
+    return sized(spec) if sized else ()
 
 
 def dropped(module: ModuleType, spec: ModelSpec) -> tuple[tuple[str, str], ...]:

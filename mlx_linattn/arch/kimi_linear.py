@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..errors import CheckpointError
 from ..layout import Published, Quantize, Take
 from ..spec import KdaSpec, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec
-from .common import absorbed_latents, kda_names, moe_names, stacked_experts
+from .common import absorbed_latents, dense_mlp, kda_names, moe_names, stacked_experts
 from .config import Config
 
 MODEL_TYPES = ("kimi_linear",)
@@ -40,6 +40,10 @@ QUANTIZE = (
 
 def published(spec: ModelSpec) -> tuple[Published, ...]:
     return absorbed_latents(spec)
+
+
+def earlier(spec: ModelSpec) -> tuple[Published, ...]:
+    return absorbed_latents(spec)  # mlx_lm did not split kv_b_proj at first, and quantized it whole
 
 
 def spec(config: dict) -> ModelSpec:
@@ -100,8 +104,8 @@ def _kinds(linear: Config, text: Config) -> list[str]:
 
 def _mlp(text: Config, index: int) -> MlpSpec | MoeSpec:
     experts = text.integer("num_experts", text.integer("num_local_experts", 0))
-    first, step = text.integer("first_k_dense_replace", 0), max(text.integer("moe_layer_freq", 1), 1)
-    if not experts or index < first or index % step:
+    dense = dense_mlp(text, index, text.integer("first_k_dense_replace", 0))
+    if not experts or dense or index % max(text.integer("moe_layer_freq", 1), 1):
         return MlpSpec(text.integer("intermediate_size"))
     size = text.integer("moe_intermediate_size")
     return MoeSpec(

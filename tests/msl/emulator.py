@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -186,10 +187,8 @@ def compile_all(sources) -> None:
     """Compile several kernels at once, so that tests find them in the cache. Errors are left to the test that runs them."""
 
     def attempt(msl):
-        try:
+        with suppress(RuntimeError):
             compile_kernel(msl)
-        except RuntimeError:
-            pass
 
     sources = list(sources)
     if sources:

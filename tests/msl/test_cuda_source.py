@@ -5,9 +5,9 @@ from functools import partial
 
 import mlx.core as mx
 import pytest
+
 from mlx_linattn import metal
 from mlx_linattn.ops import use_backend
-
 from msl import nvcc
 from msl.problems import Problem
 from msl.step_problems import conv, diagonal, mixer, only_launch, selective, then_gate, then_norm

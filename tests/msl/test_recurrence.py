@@ -5,9 +5,9 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from mlx_linattn import ops
 from mlx_linattn.ops import dispatch, kernels
-
 from msl import emulator
 from msl.harness import compile_for, emulated, same_in_every_order
 from msl.problems import Problem
