@@ -6,7 +6,8 @@
     PUBLISHED     how published checkpoints differ from that layout
     DROPPED       tensors that a text model has no use for, and why
     QUANTIZE      which weights stay as they are or need more bits
-    MLX           how stock mlx_lm wants the result: model_type and name prefix
+    MLX_TYPES     model_type -> the name under which stock mlx_lm knows it
+    MLX_PREFIX    what stock mlx_lm puts before every name;  PREFIXES  what others put there
 
 and, where it needs them,
 
