@@ -40,10 +40,15 @@ class Conversion:
 
     @property
     def notes(self) -> list[str]:
-        """What the source lacks, as sentences."""
-        from .folder import missing
+        """What the source lacks and what the result needs, as sentences."""
+        from .folder import known_to_mlx_lm, missing
 
-        return missing(self.tensors.checkpoint.folder)
+        notes = missing(self.tensors.checkpoint.folder)
+        if not known_to_mlx_lm(self.plan.model_type):
+            notes.append(
+                f"stock mlx_lm does not know {self.plan.model_type!r}: there the result needs --trust-remote-code and mlx-linattn"
+            )
+        return notes
 
     def write(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -14,7 +15,18 @@ SIDE_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.tiktoken", "chat_template*",
     "additional_chat_templates", "generation_config.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+MODEL_FILE = "modeling_mlx.py"
+SHIM = '''\
+"""Lets stock mlx_lm run a model type that it does not know; it asks to be told to trust remote code."""
+
+try:
+    from mlx_linattn.interop.stock import Model, ModelArgs
+except ImportError as error:
+    raise ImportError("this model needs mlx-linattn: pip install mlx-linattn") from error
+
+__all__ = ["Model", "ModelArgs"]
+'''
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -27,6 +39,9 @@ def result_config(config: dict, plan: Plan, options: Options) -> dict:
         part.pop("quantization", None)
         part.pop("quantization_config", None)
     result["model_type"] = plan.model_type
+    result.pop("model_file", None)
+    if not known_to_mlx_lm(plan.model_type):
+        result["model_file"] = MODEL_FILE
     if options.dtype is not None:
         _set_dtype(result, NAMES[options.dtype])
     block = quantization_block(plan)
@@ -59,6 +74,13 @@ def side_files(folder: Path, options: Options) -> list[Path]:
     return sorted({file for pattern in patterns for file in folder.glob(pattern)})
 
 
+def known_to_mlx_lm(model_type: str) -> bool:
+    """Whether stock mlx_lm has a file for this type. Found without importing it."""
+    package = importlib.util.find_spec("mlx_lm")
+    places = package.submodule_search_locations if package is not None else []
+    return any((Path(place) / "models" / f"{model_type}.py").is_file() for place in places)
+
+
 def missing(folder: Path) -> list[str]:
     """What a complete model folder has and this one lacks, as sentences."""
     notes = []
@@ -73,6 +95,14 @@ def copy_files(files: list[Path], target: Path) -> None:
             shutil.copytree(file, target / file.name, dirs_exist_ok=True)
         else:
             shutil.copyfile(file, target / file.name)
+
+
+def convert_tokenizer(source: Path, target: Path) -> None:
+    """A tokenizer that needs Python code of the source's becomes one that does not (see interop/tiktoken.py)."""
+    if (source / "tiktoken.model").exists() and not (source / "tokenizer.json").exists():
+        from mlx_linattn.interop import tiktoken
+
+        tiktoken.write(source, target)
 
 
 def write_json(file: Path, value: dict) -> None:

@@ -26,7 +26,7 @@ MTP_FILE = "mtp.safetensors"  # not model*.safetensors: mlx_lm would take it for
 MTP = re.compile(r"mtp\..*")
 MXFP4 = Quantization.make(mode="mxfp4")  # published weights of this format are MLX's, bit for bit
 # Few numbers, all of which pass through exp or decide a choice.
-FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias)")
+FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias|expert_bias)")
 CODES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.uint8: "U8"}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 

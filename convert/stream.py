@@ -72,7 +72,10 @@ def run(
             (unfinished / written[0]).write_text(written[1], encoding="utf-8")
             source = tensors.checkpoint.folder
             folder.copy_files(folder.side_files(source, options), unfinished)
+            folder.convert_tokenizer(source, unfinished)
             config = folder.result_config(tensors.checkpoint.config, plan, options)
+            if "model_file" in config:
+                (unfinished / folder.MODEL_FILE).write_text(folder.SHIM, encoding="utf-8")
             finish(unfinished, config)
             folder.write_json(unfinished / "config.json", config)
             _take_place(unfinished, target)

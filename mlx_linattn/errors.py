@@ -25,6 +25,14 @@ class StateError(LinAttnError, ValueError):
     """A state does not belong to this model, or does not reach back far enough."""
 
 
+class MemoryLimitError(LinAttnError, MemoryError):
+    """Something would need more memory than the limit allows. Raised before any of it is allocated."""
+
+
+class SessionFileError(LinAttnError):
+    """A session file cannot be used."""
+
+
 class ConvertError(LinAttnError):
     """A conversion cannot be started or finished."""
 

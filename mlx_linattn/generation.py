@@ -9,9 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import budget
 from .errors import RequestError
 from .model import Model
-from .state import ModelState
+from .state import KVOptions, ModelState
 
 PREFILL_STEP = 2048
 
@@ -23,7 +24,7 @@ class GenerationResponse:
     text: the next piece of text, possibly empty.  token: its last token.  logprobs: [V].  from_draft: always False.
     prompt_tokens, prompt_tps, generation_tokens, generation_tps: counts, and tokens a second.
     peak_memory: of the process so far, in GB.  finish_reason: "stop", "length" or None while it goes on.
-    reused_tokens: tokens that were in the state already and were not read again.
+    reused_tokens, prefilled_tokens: of the context, those that were in the state already, and those that had to be read.
     """
 
     text: str
@@ -37,6 +38,7 @@ class GenerationResponse:
     peak_memory: float
     finish_reason: str | None = None
     reused_tokens: int = 0
+    prefilled_tokens: int = 0
 
 
 def prefill(
@@ -73,10 +75,22 @@ def generate_step(
     sampler: Callable[[mx.array], mx.array] | None = None,
     logits_processors: Sequence[Callable[[mx.array, mx.array], mx.array]] | None = None,
     prompt_cache: ModelState | None = None,
-    prefill_step_size: int = PREFILL_STEP,
+    prefill_step_size: int | None = None,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
+    max_kv_size: int | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 0,
+    memory_limit: float | None = None,
 ) -> Iterator[tuple[int, mx.array]]:
     """Yield (token, logprobs [V]) one after the other; ``max_tokens`` -1 never ends.
+
+    Args:
+        prompt_cache: the state to go on from; a fresh one by default.
+        prefill_step_size: tokens of the prompt to read at a time; by default as many, up to 2048, as memory allows.
+        max_kv_size, kv_bits, kv_group_size, quantized_kv_start: how attention layers keep their context (:class:`KVOptions`).
+        memory_limit: bytes; a prompt that would need more raises MemoryLimitError. By default the device's working set;
+            ``float("inf")`` never refuses.
 
     When a token is yielded, ``prompt_cache`` holds the prompt and every token yielded so far, this one included:
     stopping at any yield leaves state and tokens in agreement.
@@ -86,9 +100,17 @@ def generate_step(
         raise RequestError("the prompt is empty: give at least one token")
     if max_tokens == 0:
         raise RequestError("max_tokens is 0: give a positive number, or -1 for no limit")
-    if prefill_step_size < 1:
+    if prefill_step_size is not None and prefill_step_size < 1:
         raise RequestError(f"prefill_step_size is {prefill_step_size}, expected at least 1")
-    state = model.make_cache() if prompt_cache is None else prompt_cache
+    options = KVOptions(max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
+    state = model.make_cache(options) if prompt_cache is None else prompt_cache
+    if state.options != options and options != KVOptions():
+        if state.counts:
+            raise RequestError("prompt_cache holds tokens that were stored in another way: make it with these options")
+        state.adopt(options)
+    end = state.offset + len(ids) + max(max_tokens, 0)
+    step = budget.prefill_step(model, state, len(ids), memory_limit, prefill_step_size, max(max_tokens, 0))
+    state.reserve(state.offset + len(ids))
     history = mx.array(ids) if logits_processors else None
 
     def choose(logits):
@@ -98,7 +120,7 @@ def generate_step(
         token = sampler(logprobs) if sampler else mx.argmax(logprobs, axis=-1)
         return token, logprobs[0]
 
-    token, logprobs = choose(prefill(model, ids, state, prefill_step_size, prompt_progress_callback))
+    token, logprobs = choose(prefill(model, ids, state, step, prompt_progress_callback))
     mx.async_eval(token, logprobs)
     count = 0
     while count != max_tokens:
@@ -112,19 +134,31 @@ def generate_step(
         count += 1
         if count % 256 == 0:
             mx.clear_cache()
+            if state.offset + 256 > end:
+                budget.prefill_step(model, state, 256, memory_limit, 1)
 
 
 def stream_generate(
-    model: Model, tokenizer, prompt, max_tokens: int = 256, draft_model: Any = None, **kwargs
+    model: Model,
+    tokenizer,
+    prompt,
+    max_tokens: int = 256,
+    draft_model: Any = None,
+    *,
+    written: Sequence[int] = (),
+    **kwargs,
 ) -> Iterator[GenerationResponse]:
-    """Generate text for ``prompt`` (a string, or token ids), a response for each token. Options as in :func:`generate_step`."""
+    """Generate text for ``prompt`` (a string, or token ids), a response for each token. Options as in :func:`generate_step`.
+
+    ``written``: the tokens of a text that is continued; without them the first piece would lack a space that it begins with.
+    """
     if draft_model is not None:
         raise RequestError("draft_model: speculative decoding is not supported")
-    for name in ("max_kv_size", "kv_bits"):
-        if kwargs.pop(name, None) is not None:
-            raise RequestError(f"{name} is not supported by this version")
     ids = encode(tokenizer, prompt)
     detokenizer = tokenizer.detokenizer
+    for token in written:
+        detokenizer.add_token(token)
+    _ = detokenizer.last_segment  # reading it says that it was shown
     ends = tokenizer.eos_token_ids
     cache = kwargs.get("prompt_cache")
     reused = 0 if cache is None else cache.offset
@@ -152,6 +186,7 @@ def stream_generate(
             peak_memory=mx.get_peak_memory() / 1e9,
             finish_reason=reason,
             reused_tokens=reused,
+            prefilled_tokens=len(ids),
         )
         yield response
         if reason:

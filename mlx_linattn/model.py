@@ -8,9 +8,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .errors import RequestError
-from .layers import Layer, RMSNorm
+from .layers import Layer, ResidualMix, RMSNorm
 from .spec import ModelSpec
-from .state import ModelState
+from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
@@ -20,6 +20,8 @@ class Model(nn.Module):
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = [Layer(layer, spec.hidden_size, spec.norm_eps) for layer in spec.layers]
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        if spec.mixed_residual:
+            self.output_mix = ResidualMix(spec.hidden_size, spec.norm_eps)
         if not spec.tied:
             self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
@@ -27,9 +29,9 @@ class Model(nn.Module):
     def model_type(self) -> str:
         return self.spec.model_type
 
-    def make_cache(self) -> ModelState:
-        """A fresh state: what this model remembers of zero tokens."""
-        return ModelState([layer.mixer.make_state() for layer in self.layers])
+    def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
+        """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
+        return ModelState((layer.mixer.make_state() for layer in self.layers), options)
 
     def __call__(
         self,
@@ -69,9 +71,13 @@ class Model(nn.Module):
         dtype = x.dtype
         if self.spec.residual_float32:
             x = x.astype(mx.float32)
+        if self.spec.mixed_residual:
+            x = ((), x)
         with state.advancing(span):
             for layer, layer_state in zip(self.layers, state):
                 x = layer(x, layer_state, span, dtype)
+        if self.spec.mixed_residual:
+            x = self.output_mix(*x)
         return self.norm(x).astype(dtype)
 
     def logits(self, hidden):

@@ -2,21 +2,29 @@
 
 Each turn renders the whole conversation with the model's chat template, compares its tokens with those that the state
 holds, goes back to the nearest checkpoint before the first difference and reads only the rest. So it does not matter
-what a template does to earlier turns: most drop earlier thinking, which makes the next prompt no continuation of the last.
+what a template does to earlier turns: most drop earlier thinking, which makes the next prompt no continuation of the last;
+some insert the date. ``messages`` is the truth, and the state a cache of it: change messages as you like, at any time.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from .errors import RequestError, TokenizerError
-from .generation import GenerationResponse, prefill, stream_generate
-from .model import Model
-from .state import ModelState, Snapshot
+import mlx.core as mx
 
-CHECKPOINTS = 16  # kept at most; each is as large as the recurrent state, whatever the context
+from . import budget, fingerprint, session_files
+from .dialogue import Dialogue, Thinking
+from .errors import RequestError, SessionFileError
+from .generation import GenerationResponse, stream_generate
+from .model import Model
+from .state import KVOptions, ModelState
+from .timeline import Timeline
 
 
 @dataclass
@@ -29,43 +37,16 @@ class Piece:
 
 
 @dataclass
-class _Timeline:
-    """Tokens read so far, the state that holds them, and the moments it can go back to."""
+class _Answer:
+    """The newest answer as token ids, to go on from there while its message is unchanged."""
 
-    state: ModelState
-    tokens: list[int] = field(default_factory=list)
-    checkpoints: list[Snapshot] = field(default_factory=list)
+    message: dict
+    prompt: list[int]
+    ids: list[int]
 
-    def mark(self) -> None:
-        """Remember this moment."""
-        if self.checkpoints and self.checkpoints[-1].counts == self.state.counts:
-            return
-        self.checkpoints.append(self.state.snapshot())
-        # The first one is the end of the system prompt, where every edit can start again; drop the oldest after it.
-        del self.checkpoints[1:-CHECKPOINTS]
 
-    def rewind(self, prompt: list[int]) -> None:
-        """Go back until the state holds a proper prefix of ``prompt``, as long as possible."""
-        common = shared_prefix(self.tokens, prompt)
-        limit = min(common, len(prompt) - 1)  # one token at least has to be read, for its logits
-        if len(self.tokens) <= limit:
-            return
-        usable = [one for one in self.checkpoints if one.counts[0] <= limit and self.state.reaches(one)]
-        self.checkpoints = usable
-        if usable:
-            self.state.restore(usable[-1])
-            del self.tokens[usable[-1].counts[0] :]
-        else:
-            self.state.reset()
-            self.tokens.clear()
-
-    def settle(self, fed: list[int]) -> None:
-        """After reading ``fed``, or some of it: note the tokens that the state holds."""
-        if self.state.offset <= len(fed):
-            self.tokens = fed[: self.state.offset]
-        else:  # broken off between a token's choice and its arrival here
-            self.state.reset()
-            self.tokens, self.checkpoints = [], []
+class _Cancelled(Exception):
+    pass
 
 
 class Session:
@@ -75,154 +56,331 @@ class Session:
         model, tokenizer: as :func:`mlx_linattn.load` returns them.
         system: the system prompt.
         messages: earlier messages, ``{"role": ..., "content": ...}`` dicts.
+        checkpoint_bytes: how much memory checkpoints may take; by default a sixteenth of the device's working set.
+        memory_limit: bytes; a turn that would need more raises MemoryLimitError before it starts. By default the working set.
+        max_kv_size, kv_bits, kv_group_size, quantized_kv_start: how attention keeps its context (:class:`KVOptions`).
         template: further arguments for the chat template, such as ``enable_thinking=True``.
 
-    ``messages`` (without the system prompt) and ``system`` can be assigned at any time.
+    ``messages`` (without the system prompt) and ``system`` can be assigned at any time. A session serves one turn at a time,
+    from any thread; only :meth:`cancel` may be called during a turn.
+
+    A turn is a transaction. An error leaves messages as they were; a cancelled turn, or one whose loop was left, keeps what there
+    is of its answer. Either way the state holds exactly the tokens that the timeline says.
     """
 
     def __init__(
-        self, model: Model, tokenizer, system: str | None = None, messages: list[dict] | None = None, **template: Any
+        self,
+        model: Model,
+        tokenizer,
+        system: str | None = None,
+        messages: list[dict] | None = None,
+        *,
+        checkpoint_bytes: int | None = None,
+        memory_limit: float | None = None,
+        max_kv_size: int | None = None,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = 0,
+        **template: Any,
     ):
-        if not tokenizer.has_chat_template:
-            raise TokenizerError(
-                "this model's tokenizer has no chat template: it is not a chat model; use generate() instead"
-            )
         self.model, self.tokenizer = model, tokenizer
-        self.system, self.messages, self.template = system, list(messages or []), template
+        self.system, self.messages = system, list(messages or [])
+        self.memory_limit = memory_limit
         self.last: GenerationResponse | None = None  # the end of the newest answer, with its counts and speeds
-        self._timeline = _Timeline(model.make_cache())
+        self._dialogue = Dialogue(tokenizer, template)
+        options = KVOptions(max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
+        room = budget.checkpoint_bytes() if checkpoint_bytes is None else checkpoint_bytes
+        self._timeline = Timeline(model.make_cache(options), room)
+        self._undone: list[tuple[list[dict], list[dict]]] = []  # (what undo left, what it took away)
+        self._answer: _Answer | None = None
+        self._prints: dict[str, str] | None = None
+        self._turn, self._stop = threading.Lock(), threading.Event()
 
     @property
     def state(self) -> ModelState:
         return self._timeline.state
 
+    @property
+    def template(self) -> dict[str, Any]:
+        """Further arguments for the chat template."""
+        return self._dialogue.template
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the state has read."""
+        return list(self._timeline.tokens)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The numbers of tokens to which the state can go back."""
+        return [one.position for one in self._timeline.checkpoints]
+
+    @property
+    def checkpoint_nbytes(self) -> int:
+        return self._timeline.checkpoint_nbytes
+
+    # Messages
+
     def clear(self) -> None:
         """Forget all messages; the system prompt stays."""
         self.messages = []
 
-    def send(self, text: str, **options: Any) -> str:
-        """The answer to ``text``, without its reasoning. Options as in :meth:`stream`."""
-        return "".join(piece.text for piece in self.stream(text, **options) if piece.kind == "text")
+    def undo(self, n: int = 1) -> list[dict]:
+        """Take back the last ``n`` turns, each from a user's message on; returns the messages taken away."""
+        starts = [i for i, message in enumerate(self.messages) if message.get("role") == "user"]
+        if not 1 <= n <= len(starts):
+            raise RequestError(f"cannot undo {n} turns: the conversation has {len(starts)}")
+        kept, gone = self.messages[: starts[-n]], self.messages[starts[-n] :]
+        self._undone.append((kept, gone))
+        self.messages = list(kept)
+        return list(gone)
 
-    def stream(
+    def redo(self) -> list[dict]:
+        """Put back what the last :meth:`undo` took away; returns it."""
+        if not self._undone or self._undone[-1][0] != self.messages:
+            raise RequestError("there is nothing to redo: nothing was undone, or the conversation went on since")
+        _, gone = self._undone.pop()
+        self.messages = [*self.messages, *gone]
+        return list(gone)
+
+    def edit(self, i: int, text: str) -> None:
+        """Give message ``i`` (negative: from the end) another text and drop those after it.
+
+        Then :meth:`send` or :meth:`stream` without a text answers an edited question; :meth:`continue_` goes on with an
+        edited answer.
+        """
+        if not -len(self.messages) <= i < len(self.messages):
+            raise RequestError(f"there is no message {i}: the conversation has {len(self.messages)}")
+        i %= len(self.messages)
+        self.messages = [*self.messages[:i], {**self.messages[i], "content": text}]
+
+    def fork(self) -> Session:
+        """Another session with the same past. The two share memory until they go on, each its own way."""
+        twin = object.__new__(Session)
+        twin.__dict__.update(self.__dict__)
+        twin.messages, twin._undone = list(self.messages), list(self._undone)
+        twin._timeline = self._timeline.fork()
+        twin._turn, twin._stop = threading.Lock(), threading.Event()
+        return twin
+
+    def cancel(self) -> None:
+        """Stop the running turn at its next token, or the next piece of its prompt. From any thread; without a turn, nothing."""
+        self._stop.set()
+
+    # Files
+
+    def save(self, path: str | Path) -> None:
+        """Write messages, tokens, state and the latest checkpoints to the file ``path``, at once or not at all.
+
+        Raises SessionFileError where it cannot be written, RequestError where a message is not JSON or a turn is running.
+        """
+        with self._no_turn():
+            options = self._timeline.state.options.as_dict()
+            session = {"system": self.system, "messages": self.messages, "template": self.template, "options": options}
+            session_files.write(path, session | {"undone": self._undone} | self._fingerprints(), self._timeline)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: Model, tokenizer, *, state: bool = True,
+        checkpoint_bytes: int | None = None, memory_limit: float | None = None,
+    ) -> Session:  # fmt: skip
+        """The session that :meth:`save` wrote. ``state=False`` takes its messages only, whatever the model: the next turn reads them.
+
+        Raises SessionFileError where the file is damaged, of a newer version, or of another model, quantization or template.
+        """
+        saved = session_files.read_session(path)
+        session = cls(
+            model, tokenizer, saved["system"], saved["messages"], checkpoint_bytes=checkpoint_bytes,
+            memory_limit=memory_limit, **saved["options"], **saved["template"],
+        )  # fmt: skip
+        session._undone = [tuple(one) for one in saved["undone"]]
+        if state:
+            for what, own in session._fingerprints().items():
+                if saved[what] != own:
+                    raise SessionFileError(
+                        f"{path}: was saved with {what.replace('_', ' ')}; its messages are whole: load it with state=False to keep them"
+                    )
+            timeline = session._timeline
+            session._timeline = session_files.read_timeline(path, timeline.state, timeline.room)
+        return session
+
+    def _fingerprints(self) -> dict[str, str]:
+        """By what to say where they differ."""
+        if self._prints is None:
+            self._prints = {
+                "another_model_or_quantization": fingerprint.of_weights(self.model),
+                "another_tokenizer_or_chat_template": fingerprint.of_tokenizer(self.tokenizer),
+            }
+        return self._prints
+
+    # Turns
+
+    @contextmanager
+    def _no_turn(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise RequestError("a turn is running: read its stream to the end, close() it, or cancel() it first")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def send(self, text: str | dict | list[dict] | None = None, **options: Any) -> str:
+        """The answer to ``text``, without its reasoning. Arguments as in :meth:`stream`."""
+        return _text(self.stream(text, **options))
+
+    def retry(self, **options: Any) -> str:
+        """Another answer to the last question. Options as in :meth:`stream`."""
+        return _text(self.stream_retry(**options))
+
+    def continue_(self, **options: Any) -> str:
+        """What follows the last answer, which was cut short or edited; the message grows by it. Options as in :meth:`stream`."""
+        return _text(self.stream_continue(**options))
+
+    def stream(self, text: str | dict | list[dict] | None = None, **options: Any) -> Iterator[Piece]:
+        """Stream the answer to ``text``: a user's words; a message, or several, such as results of tools
+        (``{"role": "tool", "content": ...}``); None where ``messages`` already end with the question.
+
+        Leaving the loop early keeps the partial answer. Options: max_tokens (-1: no limit), sampler, logits_processors,
+        prefill_step_size, and progress(done, total), which counts the tokens that have to be read.
+        The last piece's ``response.finish_reason`` is "stop", "length" or "cancel".
+        """
+        new = [{"role": "user", "content": text}] if isinstance(text, str) else text or []
+        base = [*self.messages, *([new] if isinstance(new, dict) else new)]
+        if not base:
+            raise RequestError("there is nothing to answer: give a text, or messages that end with a question")
+        if base[-1].get("role") == "assistant":
+            raise RequestError(
+                "the conversation ends with an answer: give a text, or call continue_() to go on with it"
+            )
+        return self._run(base, None, **options)
+
+    def stream_retry(self, **options: Any) -> Iterator[Piece]:
+        """As :meth:`retry`, piece by piece. Until it has something, the old answer stays."""
+        base = list(self.messages)
+        while base and base[-1].get("role") == "assistant":
+            base.pop()
+        if not base:
+            raise RequestError("there is nothing to retry: no question was asked yet")
+        return self._run(base, None, **options)
+
+    def stream_continue(self, **options: Any) -> Iterator[Piece]:
+        """As :meth:`continue_`, piece by piece."""
+        if not self.messages or self.messages[-1].get("role") != "assistant":
+            raise RequestError("there is no answer to continue: the conversation does not end with one")
+        return self._run(self.messages[:-1], dict(self.messages[-1]), **options)
+
+    def _run(
         self,
-        text: str,
+        base: list[dict],
+        begun: dict | None,
         *,
         max_tokens: int = -1,
         sampler: Callable | None = None,
+        logits_processors: list[Callable] | None = None,
         progress: Callable[[int, int], None] | None = None,
-        prefill_step_size: int = 2048,
+        prefill_step_size: int | None = None,
     ) -> Iterator[Piece]:
-        """Stream the answer to ``text``. Leaving the loop early keeps the partial answer in ``messages``.
+        """The one turn: answer ``base``, going on from the answer ``begun``."""
+        with self._no_turn():
+            self._stop.clear()
+            yield from self._transaction(
+                base, begun, max_tokens, sampler, logits_processors, progress, prefill_step_size
+            )
 
-        ``progress(done, total)`` counts the prompt's tokens that had to be read. Errors leave the conversation as it was.
-        """
-        prompt, tail = self.render([*self.messages, {"role": "user", "content": text}])
-        splitter = _Thinking(self.tokenizer, self._opens_in_thought(prompt))
-        answer: dict[str, list[str]] = {"reasoning": [], "text": []}
+    def _transaction(self, base, begun, max_tokens, sampler, logits_processors, progress, step) -> Iterator[Piece]:
         timeline = self._timeline
-        timeline.rewind(prompt)
-        reused = len(timeline.tokens)
-        fed = list(prompt)  # what the model has been given, in order; the state holds its first state.offset tokens
+        prompt, written, ends = self._tokens(base, begun)
+        fed = [*prompt, *written]  # what the model is given, in order; the state holds its first state.offset tokens
+        told = len(fed)
+        began = time.perf_counter()
+        reused = timeline.rewind(fed)
+        splitter = Thinking(self.tokenizer, self._dialogue.thinks(fed), fresh=not written)
+        said: dict[str, list[str]] = {"reasoning": [], "text": []}
 
-        def report(done: int, _: int) -> None:
+        def report(*_) -> None:
+            if self._stop.is_set():
+                raise _Cancelled
             if progress:
-                progress(timeline.state.offset - reused, len(prompt) - reused)
+                progress(timeline.state.offset - reused, told - reused)
 
+        def counted(response: GenerationResponse) -> GenerationResponse:
+            counts = {"reused_tokens": reused, "prefilled_tokens": told - reused, "prompt_tokens": told}
+            self.last = replace(response, **counts)
+            return self.last
+
+        keep, reason = True, None
         try:
-            for stop in self._stops(prompt, tail):
-                if reused < stop:
-                    prefill(self.model, prompt[timeline.state.offset : stop], timeline.state, prefill_step_size, report)
-                    timeline.mark()
+            later = max(max_tokens, 0)
+            size = budget.prefill_step(self.model, timeline.state, told - reused, self.memory_limit, step, later)
+            timeline.state.reserve(told + min(later, 1024))
+            timeline.read(self.model, fed, ends, size, report)
             for response in stream_generate(
-                self.model,
-                self.tokenizer,
-                prompt[timeline.state.offset :],
-                max_tokens=max_tokens,
-                sampler=sampler,
-                prompt_cache=timeline.state,
-                prefill_step_size=prefill_step_size,
-                prompt_progress_callback=report,
-            ):
+                self.model, self.tokenizer, fed[timeline.state.offset :], max_tokens=max_tokens, sampler=sampler,
+                logits_processors=logits_processors, prompt_cache=timeline.state, prefill_step_size=size,
+                prompt_progress_callback=report, memory_limit=self.memory_limit,
+                written=written,
+            ):  # fmt: skip
                 fed.append(response.token)
-                response.reused_tokens, response.prompt_tokens = reused, len(prompt)
-                self.last = response
-                kind, piece = splitter.feed(response)
-                answer[kind].append(piece)
-                if piece or response.finish_reason:
-                    yield Piece(kind, piece, response)
+                timeline.follow()
+                if self._stop.is_set() and response.finish_reason is None:
+                    response.finish_reason = "cancel"
+                response, reason = counted(response), response.finish_reason
+                kind, text = splitter.feed(response)
+                said[kind].append(text)
+                if text or response.finish_reason:
+                    yield Piece(kind, text, response)
+                if response.finish_reason == "cancel":
+                    break
+        except _Cancelled:
+            yield Piece("text", "", counted(_nothing(time.perf_counter() - began)))
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException:
+            keep = False
+            raise
         finally:
             timeline.settle(fed)
-            self._keep(text, answer)
+            if keep and (reason in ("stop", "length") or any(said["text"] + said["reasoning"])):
+                self._keep(base, begun, said, prompt, fed[len(prompt) :])
 
-    def _stops(self, prompt: list[int], tail: int) -> list[int]:
-        """Where to stop reading and remember the moment: the end of the system prompt, and the end of the last message."""
-        head = 0
-        if self.system:
-            head = shared_prefix(self._ids([{"role": "system", "content": self.system}], False), prompt)
-        return [head, tail] if 0 < head < tail else [tail]
+    def _tokens(self, base: list[dict], begun: dict | None) -> tuple[list[int], list[int], list[int]]:
+        """The prompt, the ids of the answer so far, and where messages end in them."""
+        messages = [{"role": "system", "content": self.system}, *base] if self.system else base
+        prompt = self._dialogue.prompt(messages)
+        if not prompt:
+            raise RequestError("the chat template made an empty prompt of this conversation")
+        ends = self._dialogue.ends(messages, prompt)
+        if begun is None:
+            return prompt, [], ends
+        newest = self._answer
+        if newest is not None and newest.message == begun and newest.prompt == prompt:
+            written = list(newest.ids)
+            while written and written[-1] in self.tokenizer.eos_token_ids:
+                written.pop()
+        else:
+            written = self._dialogue.answer_ids(prompt, begun)
+        return prompt, written, [*ends, len(prompt) + len(written) - 1] if written else ends
 
-    def _keep(self, text: str, answer: dict[str, list[str]]) -> None:
-        """Keep the question and what there is of an answer; nothing where there is none."""
-        content, reasoning = "".join(answer["text"]), "".join(answer["reasoning"])
-        if not content and not reasoning:
-            return
-        message = {"role": "assistant", "content": content}
+    def _keep(self, base, begun, said, prompt, ids) -> None:
+        """Keep the question and its answer, or what there is of it."""
+        content, reasoning = "".join(said["text"]), "".join(said["reasoning"])
+        message = dict(begun or {"role": "assistant", "content": ""})
+        message["content"] = (message.get("content") or "") + content
+        reasoning = (message.get("reasoning_content") or "") + reasoning
         if reasoning:
             message["reasoning_content"] = reasoning.strip("\n")
-        self.messages += [{"role": "user", "content": text}, message]
-        self._timeline.mark()
-
-    def render(self, messages: list[dict]) -> tuple[list[int], int]:
-        """The prompt's token ids, and how many of them come before the answer's own beginning (role marker, thinking)."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        prompt = self._ids([*system, *messages], True)
-        history = self._ids([*system, *messages], False)
-        return prompt, min(shared_prefix(history, prompt), len(prompt) - 1)
-
-    def _ids(self, messages: list[dict], generation: bool) -> list[int]:
-        try:
-            return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=generation, **self.template))
-        except Exception as error:  # jinja2 raises what the template asks for
-            if not generation:
-                return []  # some templates refuse a conversation that no question ends
-            raise RequestError(f"the chat template refuses this conversation: {error}") from error
-
-    def _opens_in_thought(self, prompt: list[int]) -> bool:
-        tokenizer = self.tokenizer
-        if not tokenizer.has_thinking:
-            return False
-        return tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt)
+        self.messages = [*base, message]
+        self._answer = _Answer(dict(message), prompt, ids)
+        self._timeline.mark_end()
 
 
-class _Thinking:
-    """Tells reasoning from text by the tokens that open and close it; the markers themselves are shown to nobody."""
-
-    def __init__(self, tokenizer, inside: bool):
-        self.inside = inside
-        known = tokenizer.has_thinking
-        self.opening = tokenizer.think_start if known else None
-        self.closing = tokenizer.think_end if known else None
-        self.fresh = True  # drop the blank lines after a marker
-
-    def feed(self, response: GenerationResponse) -> tuple[str, str]:
-        kind, text = ("reasoning" if self.inside else "text"), response.text
-        marker = self.closing if self.inside else self.opening
-        if marker and marker in text:
-            before, _, after = text.partition(marker)
-            self.inside, self.fresh = not self.inside, True
-            if before.strip():
-                return kind, before
-            kind, text = ("reasoning" if self.inside else "text"), after
-        if self.fresh:
-            text = text.lstrip("\n")
-            self.fresh = not text
-        return kind, text
+def _text(pieces: Iterator[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == "text")
 
 
-def shared_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens two lists begin with in common."""
-    for i, (x, y) in enumerate(zip(a, b)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+def _nothing(seconds: float) -> GenerationResponse:
+    """The response of a turn that was cancelled before its first token."""
+    return GenerationResponse(
+        text="", token=-1, logprobs=mx.zeros((0,)), from_draft=False, prompt_tokens=0, prompt_tps=0.0, generation_tokens=0,
+        generation_tps=0.0, peak_memory=mx.get_peak_memory() / 1e9, finish_reason="cancel",
+    )  # fmt: skip

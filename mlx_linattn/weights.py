@@ -27,7 +27,8 @@ class Tensors:
         self.checkpoint, self.family = checkpoint, family
         self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
         self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
-        self.published, self.dropped = arch.published(family, spec), arch.dropped(family, spec)
+        self.rules = (arch.earlier if checkpoint.is_mlx else arch.published)(family, spec)
+        self.dropped = arch.dropped(family, spec)
         self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
         for name in checkpoint.tensors:
             other = self.stored[unprefixed(name, family.PREFIXES)]
@@ -44,9 +45,7 @@ class Tensors:
 
     def take(self, name: str) -> Take:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
-        if self.checkpoint.is_mlx:
-            return published_sources(name, (), self._present, 0)
-        return published_sources(name, self.published, self._present, self.experts)
+        return published_sources(name, self.rules, self._present, self.experts)
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -67,6 +66,9 @@ class Tensors:
         """The tensor that ``take`` makes from stored ones."""
         arrays = []
         for source in take.sources:
+            if take.steps and f"{source.removesuffix('.weight')}.scales" in self:
+                arrays.append(self._dequantized(source.removesuffix(".weight")).astype(decoded_dtype))
+                continue
             encoding = self.encoding(source)
             self._used |= set(encoding.parts)
             array = encodings.decode(encoding, self.stored_parts(encoding))
@@ -84,6 +86,16 @@ class Tensors:
         parts = [self.stored_parts(encoding) for encoding in found]
         codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
         return [codes, transform.apply(take, [scales for _, scales in parts])]
+
+    def _dequantized(self, module: str) -> mx.array:
+        """The numbers of a module that MLX quantized in another shape than ours has."""
+        found = quantization(self.checkpoint.config, self.family.PREFIXES)
+        if found is None:
+            raise CheckpointError(f"tensor {module + '.scales'!r} is there, but config.json has no quantization block")
+        settings = _settings(found, module)
+        parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
+        self._used |= set(parts)
+        return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
 
     def leftover(self) -> dict[str, str]:
         """Stored tensors that nothing used, with the reason why not; raises CheckpointError where there is none."""
@@ -120,6 +132,13 @@ def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool
     return default, overrides
 
 
+def _settings(found: tuple[dict, dict], module: str) -> dict:
+    """How one module is quantized. An override that names no mode means affine, whatever the default's mode is."""
+    default, overrides = found
+    wanted = overrides.get(module)
+    return {**default, "mode": "affine", **wanted} if isinstance(wanted, dict) else default
+
+
 def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Take]) -> None:
     """Turn those modules quantized whose scales are in the checkpoint."""
     found = quantization(tensors.checkpoint.config, tensors.family.PREFIXES)
@@ -132,9 +151,7 @@ def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Tak
             return False
         if found is None:
             raise CheckpointError(f"tensor {place + '.scales'!r} is there, but config.json has no quantization block")
-        default, overrides = found
-        wanted = overrides.get(place, default)
-        return {**default, **wanted} if isinstance(wanted, dict) else default
+        return _settings(found, place)
 
     nn.quantize(model, class_predicate=choose)
 
@@ -169,10 +186,8 @@ def assemble(
         yield parameter, array
 
 
-def load_weights(
-    model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False
-) -> None:
-    """Fill ``model`` from ``checkpoint``. Reads nothing until every name and shape is known to fit."""
+def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None) -> None:
+    """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit."""
     tensors = Tensors(checkpoint, family, model.spec)
     names = dict(family.names(model.spec))
     if checkpoint.is_mlx:
@@ -189,11 +204,6 @@ def load_weights(
         log.debug("not loaded: %s (%s)", name, reason)
     checkpoint.close()
     model.update(tree_unflatten(list(loaded.items())))
-    if not lazy:
-        for (
-            array
-        ) in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
-            mx.eval(array)
 
 
 def stored_dtype(config: dict) -> mx.Dtype:

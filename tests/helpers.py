@@ -146,4 +146,4 @@ def stock_load(folder: Path):
     """The model and config that stock mlx_lm makes of a folder."""
     from mlx_linattn.interop.door import mlx_lm
 
-    return mlx_lm("utils").load_model(Path(folder))
+    return mlx_lm("utils").load_model(Path(folder), trust_remote_code=True)

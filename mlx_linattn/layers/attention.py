@@ -6,6 +6,7 @@ import mlx.nn as nn
 from .. import ops
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
+from .attend import attend
 from .norm import RMSNorm
 from .rope import rotate
 
@@ -45,11 +46,6 @@ class Attention(nn.Module):
         if spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(y.swapaxes(1, 2), spec.rope, span) for y in (q, k))  # [B, heads, T, D]
-        if spec.window is None:
-            keys, values = state.append(k, v, span.starts)
-            seen = {"starts": span.starts}
-        else:
-            keys, values, seen = state.append(k, v, span)
-        o = ops.attention(q, keys, values, scale=spec.head_dim**-0.5, **seen)
+        o = attend(q, (k, v), state, span, spec.head_dim**-0.5)
         o = o.swapaxes(1, 2).reshape(B, T, -1)
         return self.o_proj(ops.sigmoid_gate(o, gate.reshape(B, T, -1)) if spec.output_gate else o)

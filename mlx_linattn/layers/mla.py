@@ -3,9 +3,9 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import ops
 from ..spec import MlaSpec
-from ..state import LatentState
+from ..state import KVState
+from .attend import attend
 from .norm import RMSNorm
 from .rope import rotate
 
@@ -68,24 +68,22 @@ class LatentAttention(nn.Module):
             self.g_proj = nn.Linear(hidden_size, values if spec.output_gate == "feature" else spec.heads, bias=False)
         self.o_proj = nn.Linear(values, hidden_size, bias=False)
 
-    def make_state(self) -> LatentState:
-        return LatentState()
+    def make_state(self) -> KVState:
+        return KVState()
 
-    def __call__(self, x, state: LatentState, span):
+    def __call__(self, x, state: KVState, span):
         spec = self.spec
         B, T, _ = x.shape
         q = self._query(x).reshape(B, T, spec.heads, -1).swapaxes(1, 2)  # [B, H, T, nope + rope]
         down = self.kv_a_proj_with_mqa(x)[:, None]  # [B, 1, T, rank + rope]
         latent = self.kv_a_layernorm(down[..., : spec.rank])
-        latents = state.append(
-            mx.concatenate([latent, rotate(down[..., spec.rank :], spec.rope, span)], axis=-1), span.starts
-        )
+        latents = mx.concatenate([latent, rotate(down[..., spec.rank :], spec.rope, span)], axis=-1)
         q_nope, q_rope = q[..., : spec.nope_dim], rotate(q[..., spec.nope_dim :], spec.rope, span)
         q = mx.concatenate([self.embed_q(q_nope), q_rope], axis=-1)
         scale = (spec.nope_dim + spec.rope_dim) ** -0.5
         # The values are the latents without their rope part: taking them whole and dropping that part from the result
         # spares a copy of the context.
-        o = ops.attention(q, latents, latents, scale=scale, starts=span.starts)[..., : spec.rank]
+        o = attend(q, (latents,), state, span, scale)[..., : spec.rank]
         o = self.unembed_out(o).swapaxes(1, 2)  # [B, T, H, value_dim]
         if spec.output_gate is not None:
             gate = mx.sigmoid(self.g_proj(x).astype(mx.float32)).astype(o.dtype)

@@ -6,80 +6,91 @@ import mlx.core as mx
 
 from . import reference
 from .backend import forced_backend
+from .columns import Columns
 
-TILE = 1024  # keys whose scores exist at one time
+TILE = 256  # keys whose scores exist at one time
+BLOCK = 512  # queries that are treated at one time
+DECODE_TILE = 4096  # keys at one time where there are few queries
+FUSED = (64, 80, 128)  # head widths for which MLX has a kernel that never stores scores, and chooses it by itself
 MASKED = -1e30  # finite, so that a tile without any visible key leaves no NaN behind
 
 
-def attention(q, k, v, *, scale: float, starts: tuple[int, ...], window: int | None = None, first=None):
-    """softmax(scale q k^T) v, where query i of row r stands at column starts[r] + i of the keys and sees none after it.
+def attention(
+    q, k, v, *, scale: float, starts: tuple[int, ...], positions=None, window: int | None = None, sinks: int = 0
+):
+    """softmax(scale q k^T) v, where query i of row r stands at position starts[r] + i and sees no key after it.
 
     Args:
-        q: [B, H, T, D].  k: [B, Hkv, S, D].  v: [B, Hkv, S, Dv].
-        starts: one integer a row; S >= max(starts) + T.
-        window: how many columns a query sees at most, its own included; None for all.
-        first: one integer a row, the first column that means anything; None for 0.
+        q: [B, H, T, D].  k: [B, Hkv, S, D].  v: [B, Hkv, S, Dv].  k and v are arrays, or :class:`Columns`.
+        starts: one integer a row.
+        positions: [B, S] integers, where each key stands, -1 for an empty column; None where key j stands at j,
+            and then S >= max(starts) + T.
+        window: how many positions a query sees at most, its own included, besides the first ``sinks``; None for all.
 
     Returns:
-        [B, H, T, Dv] in q's dtype. Scores and softmax are float32 (Milakov and Gimelshein 2018 for the running form).
+        [B, H, T, Dv] in v's dtype. Scores and softmax are float32 (Milakov and Gimelshein 2018 for the running form).
     """
     T, S = q.shape[2], k.shape[2]
-    if window is not None and window >= S:
-        window = None
     if forced_backend() == "reference":
-        mask = _visible(starts, T, 0, S, window, first)
-        o = reference.attention(*(x.astype(mx.float32) for x in (q, k, v)), scale, mask)
-        return o.astype(q.dtype)
-    if window is not None and T > TILE:  # a block of queries at a time, against the keys that it can see
-        blocks = []
-        for begin in range(0, T, TILE):
-            end = min(begin + TILE, T)
-            low, high = max(0, min(starts) + begin - window + 1), max(starts) + end
-            block_starts = tuple(start + begin - low for start in starts)
-            block_first = None if first is None else tuple(max(0, column - low) for column in first)
-            keys, values = k[:, :, low:high], v[:, :, low:high]
-            query = q[:, :, begin:end]
-            blocks.append(
-                attention(query, keys, values, scale=scale, starts=block_starts, window=window, first=block_first)
-            )
-        return mx.concatenate(blocks, axis=2)
-    even = len(set(starts)) == 1 and starts[0] + T == S and window is None and first is None
-    if T == 1 or S <= TILE:
-        mask = None if even and T == 1 else "causal" if even else _visible(starts, T, 0, S, window, first)
+        mask = _visible(starts, T, 0, S, positions, window, sinks)
+        o = reference.attention(*(_tile(x, 0, x.shape[2]).astype(mx.float32) for x in (q, k, v)), scale, mask)
+        return o.astype(v.dtype)
+    whole = isinstance(k, mx.array) and positions is None and window is None
+    fused = T == 1 or S <= TILE or (q.shape[-1] == v.shape[-1] and q.shape[-1] in FUSED and _on_gpu())
+    if whole and fused and len(set(starts)) == 1 and starts[0] + T == S:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=None if T == 1 else "causal")
+    if isinstance(k, mx.array) and S <= TILE:
+        mask = _visible(starts, T, 0, S, positions, window, sinks)
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    return _tiled(q, k, v, scale, starts, window, first)
+    blocks = []
+    for begin in range(0, T, BLOCK):
+        query = q[:, :, begin : begin + BLOCK]
+        first = tuple(start + begin for start in starts)
+        blocks.append(_tiled(query, k, v, scale, first, positions, window, sinks))
+    return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
 
 
-def _visible(starts, T, begin, end, window=None, first=None):
+def _on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def _tile(x, begin, end):
+    return x.tile(begin, end) if isinstance(x, Columns) else x[:, :, begin:end]
+
+
+def _visible(starts, T, begin, end, positions, window, sinks):
     """[B, 1, T, end - begin] of booleans: may query i see key j?"""
-    columns = (mx.array(starts)[:, None] + mx.arange(T))[..., None]
-    keys = mx.arange(begin, end)
-    visible = keys <= columns
+    query = (mx.array(starts)[:, None] + mx.arange(T))[..., None]
+    key = mx.arange(begin, end) if positions is None else positions[:, None, begin:end]
+    visible = key <= query
+    if positions is not None:
+        visible = visible & (key >= 0)
     if window is not None:
-        visible = visible & (keys > columns - window)
-    if first is not None:
-        visible = visible & (keys >= mx.array(first)[:, None, None])
+        visible = visible & ((key > query - window) | (key < sinks))
     return visible[:, None]
 
 
-def _tiled(q, k, v, scale, starts, window, first):
+def _tiled(q, k, v, scale, starts, positions, window, sinks):
     B, H, T, D = q.shape
     Hkv, S = k.shape[1:3]
     rows = (H // Hkv) * T  # the query heads of one key head, one under the other
     q = (q.astype(mx.float32) * scale).reshape(B, Hkv, rows, D)
     best = mx.full((B, Hkv, rows, 1), MASKED)
     total, out = mx.zeros((B, Hkv, rows, 1)), mx.zeros((B, Hkv, rows, v.shape[-1]))
-    for begin in range(0, S, TILE):
-        end = min(begin + TILE, S)
-        # Not before the last tile is done: MLX would make the scores of several tiles first, and hold them all.
-        keys, values = mx.depends([k[:, :, begin:end], v[:, :, begin:end]], [out, total])
-        scores = q @ keys.astype(mx.float32).swapaxes(-1, -2)
-        if end - 1 > min(starts) or window is not None or first is not None:
-            visible = mx.tile(_visible(starts, T, begin, end, window, first), (1, 1, H // Hkv, 1))
+    tile = TILE if T > 8 else DECODE_TILE
+    last = S if positions is not None else min(S, max(starts) + T)
+    for begin in range(0, last, tile):
+        end = min(begin + tile, last)
+        keys, values = (_tile(x, begin, end).astype(mx.float32) for x in (k, v))
+        if begin:  # without this MLX may make the scores of many tiles before it uses those of the first
+            keys, values = mx.depends([keys, values], [out, total])
+        scores = q @ keys.swapaxes(-1, -2)
+        if positions is not None or window is not None or end - 1 > min(starts):
+            visible = mx.tile(_visible(starts, T, begin, end, positions, window, sinks), (1, 1, H // Hkv, 1))
             scores = mx.where(visible, scores, MASKED)
         new_best = mx.maximum(best, scores.max(-1, keepdims=True))
         weights, shrink = mx.exp(scores - new_best), mx.exp(best - new_best)
         total = shrink * total + weights.sum(-1, keepdims=True)
-        out = shrink * out + weights @ values.astype(mx.float32)
+        out = shrink * out + weights @ values
         best = new_best
     return (out / total).reshape(B, H, T, -1).astype(v.dtype)

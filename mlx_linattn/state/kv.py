@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import RequestError, StateError
+from ..ops.columns import Columns
+from .span import Span
+
+
+@dataclass(frozen=True)
+class KVQuantization:
+    """Tokens from position ``start`` on are stored in ``bits`` bits, ``group_size`` features to a scale.
+
+    How a token is stored depends on its position alone, so a state that went back and read on equals a fresh one.
+    """
+
+    bits: int
+    group_size: int
+    start: int
+
+    def pack(self, x: mx.array) -> tuple[mx.array, ...]:
+        if x.shape[-1] % self.group_size:
+            fitting = [size for size in (128, 64, 32) if x.shape[-1] % size == 0]
+            advice = f"use kv_group_size={fitting[0]}" if fitting else "this model's cache cannot be quantized"
+            raise RequestError(
+                f"kv_group_size {self.group_size} does not divide a head's {x.shape[-1]} features: {advice}"
+            )
+        return tuple(mx.quantize(x, self.group_size, self.bits))
+
+
+class KVState:
+    """What an attention layer keeps of every token (keys and values; or latents), in buffers that grow by half their size.
+
+    So growth costs O(1) a token. A snapshot is a length: what lies before it is never written again, unless the state goes back first.
+    """
+
+    FIRST = 256  # columns of the first buffer; capacities are multiples of it
+
+    def __init__(self) -> None:
+        self.exact: list[mx.array] = []  # [B, heads, capacity, D] each
+        self.packed: list[
+            tuple[mx.array, ...]
+        ] = []  # the same in integers, scales and biases, from quantization.start on
+        self.length = 0  # columns in use
+        self.quantization: KVQuantization | None = None
+        self._reserved = 0
+
+    def append(self, span: Span, *new: mx.array):
+        """Store [B, heads, T, D] arrays; returns the columns of each from 0 on, and what :func:`ops.attention` must know about them."""
+        starts, end = span.starts, max(span.starts) + span.T
+        seen = {"starts": starts}
+        if self.quantization is None:
+            self.exact = self._store(self.exact, new, starts, self._reserved)
+            self.length = end
+            return [buffer[:, :, :end] for buffer in self.exact], seen
+        first = self.quantization.start
+        if first and len(set(starts)) > 1:
+            raise StateError("rows of different lengths cannot share a cache with quantized_kv_start: use 0")
+        if starts[0] < first:
+            head = [x[:, :, : first - starts[0]] for x in new]
+            self.exact = self._store(self.exact, head, starts, min(self._reserved, first))
+        if end > first:
+            tail = [self.quantization.pack(x[:, :, max(0, first - starts[0]) :]) for x in new]
+            starts = tuple(max(0, start - first) for start in starts)
+            old = self.packed or [()] * len(new)
+            self.packed = [tuple(self._store(a, b, starts, self._reserved - first)) for a, b in zip(old, tail)]
+        self.length = end
+        return [self._columns(i) for i in range(len(new))], seen
+
+    def _columns(self, i: int) -> Columns:
+        first = self.quantization.start
+        exact = self.exact[i][:, :, : min(self.length, first)] if self.exact else None
+        packed = tuple(x[:, :, : self.length - first] for x in self.packed[i]) if self.length > first else ()
+        return Columns(exact, packed, self.quantization.group_size, self.quantization.bits)
+
+    def _store(self, buffers, new, starts, reserved) -> list[mx.array]:
+        buffers = buffers or [None] * len(new)
+        end = max(starts) + new[0].shape[2]
+        buffers = [self._room(buffer, x, end, reserved) for buffer, x in zip(buffers, new)]
+        if len(set(starts)) == 1:
+            start = mx.array(starts[:1])
+            return [mx.slice_update(buffer, x, start, (2,)) for buffer, x in zip(buffers, new)]
+        columns = (mx.array(starts)[:, None] + mx.arange(new[0].shape[2]))[:, None, :, None]  # [B, 1, T, 1]
+        return [
+            mx.put_along_axis(buffer, mx.broadcast_to(columns, x.shape), x, axis=2) for buffer, x in zip(buffers, new)
+        ]
+
+    def _room(self, buffer, new, end, reserved):
+        have = 0 if buffer is None else buffer.shape[2]
+        if have >= end:
+            return buffer
+        more = mx.zeros((*new.shape[:2], self._capacity(have, end, reserved) - have, new.shape[3]), new.dtype)
+        return more if buffer is None else mx.concatenate([buffer, more], axis=2)
+
+    def _capacity(self, have: int, end: int, reserved: int) -> int:
+        return have if have >= end else self._rounded(max(end, have + have // 2, reserved))
+
+    def _rounded(self, columns: int) -> int:
+        return max(1, -(-columns // self.FIRST)) * self.FIRST
+
+    def reserve(self, columns: int) -> None:
+        """When the buffers grow next, let them hold ``columns`` tokens at once."""
+        self._reserved = columns
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [*self.exact, *(array for triple in self.packed for array in triple)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.state)
+
+    def nbytes_with(self, tokens: int) -> int:
+        """Bytes that will be held once ``tokens`` tokens are stored, room for more included; known after the first token."""
+        quantization = self.quantization
+        if quantization is None:
+            return sum(self._grown(array, tokens, self._reserved) for array in self.exact)
+        first = quantization.start
+        exact = sum(self._grown(array, min(tokens, first), min(self._reserved, first)) for array in self.exact)
+        reserved = self._reserved - first
+        if self.packed:
+            arrays = [array for triple in self.packed for array in triple]
+            return exact + sum(self._grown(array, tokens - first, reserved) for array in arrays)
+        later = sum(self._grown(array[:, :, :0], tokens - first, reserved, array) for array in self.exact)
+        scales = 2 * 8 * self.exact[0].itemsize / quantization.group_size  # a scale and a bias for each group
+        return exact + int(later * (quantization.bits + scales) / (8 * self.exact[0].itemsize))
+
+    def _grown(self, buffer, tokens, reserved, like=None) -> int:
+        like = buffer if like is None else like
+        return like.nbytes // like.shape[2] * self._capacity(buffer.shape[2], tokens, reserved)
+
+    def reset(self) -> None:
+        self.exact, self.packed = [], []
+        self.length = self._reserved = 0
+
+    def fork(self) -> KVState:
+        """Another state with the same buffers; whichever of the two writes first gets a copy of its own (MLX sees to that)."""
+        twin = copy.copy(self)
+        twin.exact, twin.packed = list(self.exact), list(self.packed)
+        return twin
+
+    def snapshot(self) -> Any:
+        return self.length
+
+    def restore(self, snapshot: Any) -> None:
+        if snapshot > self.length:
+            raise StateError(f"cannot restore a cache of {self.length} tokens to {snapshot}: it can only go back")
+        self.length = snapshot
+        self._reserved = 0
+        first = self.quantization.start if self.quantization else snapshot
+        self.exact = [self._shrunk(buffer, min(snapshot, first)) for buffer in self.exact]
+        self.packed = [tuple(self._shrunk(x, max(0, snapshot - first)) for x in triple) for triple in self.packed]
+
+    def _shrunk(self, buffer, used: int):
+        """A buffer that is mostly empty gives its memory back."""
+        if buffer.shape[2] <= max(4 * self.FIRST, 4 * used):
+            return buffer
+        kept = self._rounded(2 * used)
+        smaller = mx.zeros((*buffer.shape[:2], kept, buffer.shape[3]), buffer.dtype)
+        return mx.slice_update(smaller, buffer[:, :, :kept], mx.array([0]), (2,))  # a slice alone would hold all of it
+
+    def dump(self) -> list[mx.array | None]:
+        """What a file has to keep: the columns in use."""
+        first = self.quantization.start if self.quantization else self.length
+        exact = [array[:, :, : min(self.length, first)] for array in self.exact]
+        return [*exact, *(array[:, :, : max(0, self.length - first)] for triple in self.packed for array in triple)]
+
+    def load(self, arrays: list[mx.array | None], length: int) -> None:
+        """The reverse of :meth:`dump`, after ``length`` tokens."""
+        quantization = self.quantization
+        packed = arrays
+        self.exact = []
+        if quantization is None or quantization.start:
+            count = len(arrays) if quantization is None or length <= quantization.start else len(arrays) // 4
+            self.exact, packed = list(arrays[:count]), arrays[count:]
+        self.packed = [tuple(packed[i : i + 3]) for i in range(0, len(packed), 3)]
+        self.length = length
