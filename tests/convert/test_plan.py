@@ -121,12 +121,24 @@ RULES = (Quantize(r".*\.conv", None, "conv"), Quantize(r".*\.gate", 8, "router")
         ("a.gate", 128, Quantization(4, 32, "mxfp4"), Quantization(8, 64)),
         ("a.gate", 96, Quantization(4, 16, "nvfp4"), Quantization(8, 32)),
         ("a.up", 96, Quantization(4, 16, "nvfp4"), Quantization(4, 16, "nvfp4")),
+        ("mixer.q", 128, Quantization(4, 64), Quantization(5, 64)),
+        ("mixer.q", 128, Quantization(6, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(8, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(4, 32, "mxfp4"), Quantization(5, 64)),
+        ("mixer.gate", 128, Quantization(4, 64), Quantization(8, 64)),
+        ("mixer.conv", 128, Quantization(4, 64), None),
     ],
 )
 def test_choice_of_bits(module, row, asked, want):
-    choice = choose(module, (7, row), asked, RULES)
+    choice = choose(module, (7, row), asked, RULES, "raised" if module.startswith("mixer") else "")
     assert choice.quantization == want
     assert bool(choice.reason) == (want != asked)
+
+
+def test_a_model_of_mixers_alone_gets_what_was_asked(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("mamba"), tmp_path, quantize=True, q_group_size=32).plan
+    got = {e.name.split(".")[-2]: e.quantization.bits for e in plan.entries if e.quantization}
+    assert got["in_proj"] == got["out_proj"] == 4 and got["x_proj"] == 8 and got["embeddings"] == 5
 
 
 def test_mixers_and_head_get_a_step_more(fixture_folder, tmp_path):
