@@ -6,7 +6,8 @@
     PUBLISHED     how published checkpoints differ from that layout
     DROPPED       tensors that a text model has no use for, and why
     QUANTIZE      which weights stay as they are or need more bits
-    MLX           how stock mlx_lm wants the result: model_type and name prefix
+    MLX_TYPES     model_type -> the name under which stock mlx_lm knows it
+    MLX_PREFIX    what stock mlx_lm puts before every name;  PREFIXES  what others put there
 
 and, where it needs them,
 
@@ -32,6 +33,7 @@ from . import (
     bailing_v25,
     fla,
     jamba,
+    kimi_k3,
     kimi_linear,
     mamba,
     minimax,
@@ -45,6 +47,7 @@ FAMILIES = (
     qwen3_next,
     qwen3_5,
     kimi_linear,
+    kimi_k3,
     olmo_hybrid,
     bailing_v3,
     bailing_v25,

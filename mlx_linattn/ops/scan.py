@@ -103,10 +103,7 @@ def _scan(a, u, h):
     chunks = T // steps
     whole = chunks * steps
     a_chunks, u_chunks = (x[:, :whole].reshape(B, chunks, steps, *rest) for x in (a, u))
-    added = u_chunks[:, :, 0]
-    for i in range(1, steps):
-        added = a_chunks[:, :, i] * added + u_chunks[:, :, i]
-    ends, last = _scan(mx.prod(a_chunks, axis=2), added, h)
+    ends, last = _scan(mx.prod(a_chunks, axis=2), _end_of(a_chunks, u_chunks), h)
     h = mx.concatenate([h[:, None], ends[:, :-1]], axis=1)
     outputs = []
     for i in range(steps):
@@ -117,6 +114,14 @@ def _scan(a, u, h):
         return y, last
     tail, last = _scan(a[:, whole:], u[:, whole:], last)
     return mx.concatenate([y, tail], axis=1), last
+
+
+def _end_of(decay, update):
+    """What each chunk adds to the state, from zero; [B, chunks, steps, ...] -> [B, chunks, ...]."""
+    added = update[:, :, 0]
+    for i in range(1, update.shape[2]):
+        added = decay[:, :, i] * added + update[:, :, i]
+    return added
 
 
 def _selective(x, delta, A, B, C, state):
@@ -137,11 +142,28 @@ def _selective(x, delta, A, B, C, state):
 
 
 def _selective_group(added, delta, A, B, C, h):
+    rows, T, inner = delta.shape
+    steps = 1 << (T.bit_length() // 2)
+    chunks = -(-T // steps)
+
+    def chunked(x):  # a token of size 0 changes nothing
+        x = x if steps * chunks == T else mx.pad(x, [(0, 0), (0, steps * chunks - T), (0, 0)])
+        return x.reshape(rows, chunks, steps, 1, -1)
+
     # 2^x by power: MLX's exp is three times slower on x86 CPUs and wrong in the sixth digit.
-    decay = mx.power(2.0, delta[:, :, None, :] * A)  # [B, T, N, inner]
-    update = added[:, :, None, :] * B[..., None]
-    h, last = _scan(decay, update, h)
-    return (C[:, :, None, :] @ h)[:, :, 0], last
+    decay = mx.power(2.0, chunked(delta) * A)  # [B, chunks, steps, N, inner]
+    update = chunked(added) * chunked(B).swapaxes(-1, -2)
+    C = chunked(C)
+    h = h[:, None]
+    if chunks > 1:
+        ends, last = _scan(mx.prod(decay, axis=2), _end_of(decay, update), h[:, 0])
+        h = mx.concatenate([h, ends[:, :-1]], axis=1)
+    outputs = []
+    for i in range(steps):
+        h = decay[:, :, i] * h + update[:, :, i]
+        outputs.append(C[:, :, i] @ h)
+    y = mx.stack(outputs, axis=2).reshape(rows, steps * chunks, inner)
+    return y[:, :T], h[:, -1] if chunks == 1 else last
 
 
 def _expect(op, name, array, shape):

@@ -52,6 +52,9 @@ typedef half float16_t;
 
 // ---- vectors
 namespace metal {
+#ifdef MSL_LINT  // clang's vectors, since a class cannot be assigned to in another address space
+template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+#else
 template <class T, int N> struct vec;
 #define MSL_INDEX T& operator[](int i) { return v[i]; } const T& operator[](int i) const { return v[i]; }
 template <class T> struct alignas(2 * sizeof(T)) vec<T, 2> {
@@ -99,11 +102,17 @@ template <class T, int N> inline T dot(const vec<T, N>& a, const vec<T, N>& b) {
   for (int i = 1; i < N; i++) s += a[i] * b[i];
   return s;
 }
+#endif
 }  // namespace metal
 #define MSL_VECTORS(T) typedef metal::vec<T, 2> T##2; typedef metal::vec<T, 3> T##3; typedef metal::vec<T, 4> T##4;
 MSL_VECTORS(float) MSL_VECTORS(half) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(short) MSL_VECTORS(ushort)
-MSL_VECTORS(ulong) MSL_VECTORS(bfloat)
+MSL_VECTORS(bfloat)
+#ifdef MSL_LINT
+struct ulong2 { ulong x, y; ulong2(ulong a) : x(a), y(a) {} ulong2(ulong a, ulong b) : x(a), y(b) {} };
+#else
+MSL_VECTORS(ulong)
 inline uint3 msl_uint3(msl_rt::Size3 s) { return uint3(s.x, s.y, s.z); }
+#endif
 
 // ---- barriers and SIMD-groups. Each call carries its source line, by which divergent calls are told apart.
 #define METAL_FUNC inline __attribute__((always_inline))

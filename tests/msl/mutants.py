@@ -1,12 +1,14 @@
-"""Broken versions of the kernels. Every one must be seen by a probe of :mod:`probes`: test_mutants.py runs them all.
+"""Broken versions of the kernels. Every one must be seen by a check of test_mutants.py or test_step_mutants.py.
 
 A mutant is (kernel, what is broken, text in the loaded source, text in its place). The text must occur in the source;
-``n`` picks one of several occurrences. To add a kernel: write its probe in probes.py and its mutants here.
+``n`` picks one of several occurrences.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from mlx_linattn import metal
 
 
 class Mutant(NamedTuple):
@@ -22,6 +24,19 @@ class Mutant(NamedTuple):
         return self.old.join(parts[: self.n + 1]) + self.new + self.old.join(parts[self.n + 1 :])
 
 
+def broken(mutant: Mutant):
+    """:func:`metal.source` with one kernel broken."""
+
+    def sources(name):
+        s = metal.source(name)
+        if name != mutant.kernel:
+            return s
+        inside = mutant.old in s.body
+        return s._replace(**{"body" if inside else "header": mutant.applied(s.body if inside else s.header)})
+
+    return sources
+
+
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 MUTANTS = [
@@ -33,8 +48,65 @@ MUTANTS = [
     Mutant("recurrence", "lengths ignored", "real = metal::min(int(lengths[b]), T)", "real = T"),
     Mutant("recurrence", "padded outputs unwritten", "t < T; ++t, op", "t < real; ++t, op"),
     Mutant("recurrence", "one token too many", "t < real; ++t) {", "t <= real; ++t) {"),
-    Mutant("recurrence", "wrong lane writes", "if (piece == 0) op[0]", "if (piece == 1) op[0]"),
+    Mutant("recurrence", "only the first row writes", "if (piece == 0) op[0]", "if (lane == 0) op[0]"),
     Mutant("recurrence", "writes its input", "kp += Hk * Dk;", "kp += Hk * Dk; ((device float*)(bp))[0] = 0.0f;"),
+    Mutant("chunked", "no barrier before the next chunk is staged", BARRIER, ""),
+    Mutant("chunked", "no barrier after staging", BARRIER, "", 1),
+    Mutant("chunked", "no barrier before P multiplies the keys", BARRIER, "", 2),
+    Mutant("chunked", "no barrier before Z * k replaces the gates", BARRIER, "", 3),
+    Mutant("chunked", "no barrier before A is inverted", BARRIER, "", 4),
+    Mutant("chunked", "no barrier after the inverses", BARRIER, "", 5),
+    Mutant(
+        "chunked",
+        "a barrier that not every SIMD-group reaches",
+        "simdgroup_load(N, lower",
+        BARRIER + " simdgroup_load(N, lower",
+    ),
+    Mutant(
+        "chunked",
+        "more than 32 KB",
+        "threadgroup float strength[C];",
+        "threadgroup float strength[C]; threadgroup float big[6000]; if (tid == 0) big[0] = 0;",
+    ),
+    Mutant("chunked", "the value after the last token", "i < n ? float(vp[row + c])", "i <= n ? float(vp[row + c])"),
+    Mutant("chunked", "a decay of 0 after the last token", "+ d + c] : 1.0f", "+ d + c] : 0.0f"),
+    Mutant("chunked", "stores after the last token", "if (i < n) {\nop[row]", "if (true) {\nop[row]"),
+    Mutant("chunked", "padded outputs unwritten", "t < T; t += 4", "t < real; t += 4"),
+    Mutant("chunked", "lengths ignored", "real = metal::min(int(lengths[b]), T)", "real = T"),
+    Mutant(
+        "chunked",
+        "A with its diagonal",
+        "lower[i * C + j] = i > j ? -strength[i] * w",
+        "lower[i * C + j] = i >= j ? -strength[i] * w",
+    ),
+    Mutant("chunked", "M without its diagonal", "attend[i * C + j] = i >= j ? w", "attend[i * C + j] = i > j ? w"),
+    Mutant("chunked", "a decay too many", "for (int l = j + 1; l <= i; ++l)", "for (int l = j; l <= i; ++l)"),
+    Mutant("chunked", "a carried decay too many", "if (i > j) carried[c]", "if (i >= j) carried[c]"),
+    Mutant(
+        "chunked", "queries without P", "queries[i * Dk + d] = TT(p * float", "queries[i * Dk + d] = TT(1.0f * float"
+    ),
+    Mutant(
+        "chunked",
+        "a state channel's decay for its neighbour",
+        "total[VECTOR ? d * 8 + fm : 0]",
+        "total[VECTOR ? d * 8 + fn : 0]",
+    ),
+    Mutant("chunked", "the update without Z", "W[I].thread_elements()[1] *= after[I * 8 + fm];", ""),
+    Mutant("chunked", "the inverse without A^4", "simdgroup_multiply_accumulate(inverse, inverse, N, inverse);", ""),
+    Mutant(
+        "chunked",
+        "one block of the substitution left out",
+        "for (int J = 0; J < I; ++J)",
+        "for (int J = 1; J < I; ++J)",
+    ),
+    Mutant(
+        "chunked",
+        "a transpose lost",
+        "simdgroup_load(y, keys + J * 8 * Dk + d * 8, Dk, ulong2(0, 0), true)",
+        "simdgroup_load(y, keys + J * 8 * Dk + d * 8, Dk)",
+    ),
+    Mutant("chunked", "the lane map", "(lane / 2) % 4, fn", "(lane / 2) % 2, fn"),
+    Mutant("chunked", "heads interleaved", "hk = hv / (Hv / Hk)", "hk = hv % Hk"),
     Mutant("delta_step", "no barrier before the norms of q and k", BARRIER, ""),
     Mutant("delta_step", "no barrier after the norms of q and k", BARRIER, "", 1),
     Mutant("delta_step", "no barrier before the gated norm", BARRIER, "", 2),

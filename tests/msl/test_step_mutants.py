@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from mlx_linattn import metal
 from msl import emulator
 from msl.harness import compile_for, emulated
-from msl.mutants import MUTANTS
+from msl.mutants import MUTANTS, broken
 from msl.step_problems import CHECKS, only_launch
 
 pytestmark = pytest.mark.skipif(bool(emulator.MISSING), reason=str(emulator.MISSING))
@@ -27,17 +26,6 @@ PROBES = {
     "gated_norm": ("one SIMD-group, groups", "many SIMD-groups, groups", "heads"),
 }
 OURS = [m for m in MUTANTS if m.kernel in PROBES]
-
-
-def broken(mutant):
-    def sources(name):
-        s = metal.source(name)
-        if name != mutant.kernel:
-            return s
-        inside = mutant.old in s.body
-        return s._replace(**{"body" if inside else "header": mutant.applied(s.body if inside else s.header)})
-
-    return sources
 
 
 def seen_by(mutant):
