@@ -110,6 +110,36 @@ def ring() -> None:
     report("Ring-linear", ours, theirs, recurrence)
 
 
+def kimi() -> None:
+    """The recurrence in Kimi-Linear's own shape, 32 heads of 128; the model around it is small."""
+    config = {
+        "model_type": "kimi_linear", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 128, "q_lora_rank": None,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "mla_use_nope": True, "rope_theta": 1e4,
+        "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 32,
+                               "short_conv_kernel_size": 4},
+        "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-5, "model_max_length": 32768,
+        "tie_word_embeddings": False, "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(config, "models.kimi_linear")
+    update = mlx_lm("models.gated_delta").gated_delta_update
+
+    def recurrence(dtype):
+        H, D = 32, 128
+        q, k, v, f = (random(1, T, H, D).astype(dtype) for _ in range(4))
+        b, A_log, dt_bias = random(1, T, H).astype(dtype), random(H), random(H, D)
+        q, k = (ops.l2_normalize(x).astype(dtype) for x in (q, k))
+        mx.eval(q, k, v, f, b)
+
+        def step():
+            return ops.recurrence(q, k, v, ops.delta_decay(f, A_log, dt_bias), ops.write_strength(b), delta=True)
+
+        return step, lambda: update(q, k, v, f, b, A_log[:, None], dt_bias)
+
+    report("Kimi-Linear", ours, theirs, recurrence)
+
+
 def both(config: dict, module: str):
     """One folder of random weights, written by stock mlx_lm's class, loaded by both libraries."""
     stock = mlx_lm(module)
@@ -185,7 +215,7 @@ def held(model, ids) -> float:
     return share
 
 
-FAMILIES = {f.__name__: f for f in (jamba, recurrent_gemma, ring)}
+FAMILIES = {f.__name__: f for f in (jamba, recurrent_gemma, ring, kimi)}
 
 
 def main() -> None:
