@@ -41,10 +41,11 @@ JAMBA = {
         "add_dummy_prefix": True, "bos_id": 1, "eos_id": 2, "bos_piece": "<|startoftext|>", "eos_piece": "<|endoftext|>"
     },
 }  # fmt: skip
-LLAMA = {**GEMMA, "tokenizer_config": {"tokenizer_class": "LlamaTokenizer"}}  # a class that puts a space before texts
+# a class that puts a space before a text unless it is told not to, and a model of each kind
+LLAMA = [{**kind, "tokenizer_config": {"tokenizer_class": "LlamaTokenizer"}} for kind in (GEMMA, JAMBA)]
 
 
-@pytest.fixture(scope="module", params=[GEMMA, JAMBA, LLAMA], ids=["gemma", "jamba", "llama"])
+@pytest.fixture(scope="module", params=[GEMMA, JAMBA, *LLAMA], ids=["gemma", "jamba", "llama", "llama_space"])
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "config.json").write_text(json.dumps(request.param["config"]))
