@@ -7,7 +7,14 @@ import sys
 
 import mlx_linattn as la
 from mlx_linattn.errors import RequestError
-from mlx_linattn.generate_cli import add_model_options, add_sampling_options, make_sampler
+from mlx_linattn.generate_cli import (
+    add_memory_options,
+    add_model_options,
+    add_sampling_options,
+    kv_options,
+    make_sampler,
+    memory_limit,
+)
 
 from .repl import Repl
 from .view import View
@@ -34,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--no-think", dest="think", action="store_false", help="no thinking (default: as the model's template)"
     )
     add_sampling_options(parser, max_tokens=-1)
+    add_memory_options(parser)
     return parser
 
 
@@ -48,9 +56,12 @@ def main(argv: list[str]) -> int:
         raise RequestError("there is nothing to answer: the message is empty")
     if args.model == "demo" and question is None:
         view.note(DEMO_NOTE)
-    model, tokenizer = la.load(args.model, revision=args.revision, dtype=args.dtype)
+    limit = memory_limit(args)
+    model, tokenizer = la.load(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit)
     template = {} if args.think is None else {"enable_thinking": args.think}
-    session = la.Session(model, tokenizer, system=args.system_prompt, **template)
+    session = la.Session(
+        model, tokenizer, system=args.system_prompt, memory_limit=limit, **kv_options(args), **template
+    )
     options = {"max_tokens": args.max_tokens, "sampler": sampler, "prefill_step_size": args.prefill_step_size}
     repl = Repl(session, args.model, view, options)
     return repl.once(question) if question is not None else repl.run()

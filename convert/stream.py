@@ -57,6 +57,7 @@ def run(
             (unfinished / written[0]).write_text(written[1], encoding="utf-8")
             source = tensors.checkpoint.folder
             folder.copy_files(folder.side_files(source, options), unfinished)
+            folder.convert_tokenizer(source, unfinished)
             folder.write_json(
                 unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options)
             )

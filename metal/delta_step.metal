@@ -136,6 +136,10 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
   for (int pass = 0; pass < PASSES; ++pass) {
     const int channel = pass * ROWS + tid / LANES;
     const int at = first + pass * ROWS * Dk;
+    Four next[N];  // asked for before these rows are worked on: a store below would hold the loads back
+    if (pass + 1 < PASSES)
+      #pragma unroll
+      for (int i = 0; i < N; ++i) next[i] = *(const device Four*)(state + matrix + at + ROWS * Dk + i * 4 * LANES);
     for (int t = 0; t < (EVERY ? T : real); ++t) {
       if (t < real) {
         // -(v - S^T k), summed over the row's lanes
@@ -176,8 +180,7 @@ template <typename YT, int Dk, int Dv, int Hk, int Hv, int K, int TM, int THREAD
       for (int i = 0; i < N; ++i) *(device Four*)(new_state + matrix + at + i * 4 * LANES) = s[i];
     if (pass + 1 < PASSES)
       #pragma unroll
-      for (int i = 0; i < N; ++i)
-        s[i] = *(const device Four*)(state + matrix + at + ROWS * Dk + i * 4 * LANES);
+      for (int i = 0; i < N; ++i) s[i] = next[i];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from .ops import use_backend
     from .sampling import make_logits_processors, make_sampler
     from .session import Session
-    from .state import ModelState, Snapshot
+    from .state import KVOptions, ModelState, Snapshot
 
 __all__ = [
     "GenerationResponse",
+    "KVOptions",
     "Model",
     "ModelState",
     "Session",
@@ -53,7 +54,7 @@ _HOMES = {
     "ops": ("use_backend",),
     "sampling": ("make_logits_processors", "make_sampler"),
     "session": ("Session",),
-    "state": ("ModelState", "Snapshot"),
+    "state": ("KVOptions", "ModelState", "Snapshot"),
 }
 
 

@@ -36,8 +36,38 @@ def add_sampling_options(parser: argparse.ArgumentParser, temp: float = 0.0, max
     parser.add_argument("--top-k", type=int, default=0, help="sample from the best K; 0: all (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="seed of the sampler, for repeatable answers")
     parser.add_argument(
-        "--prefill-step-size", type=int, default=2048, help="prompt tokens read at a time (default: %(default)s)"
+        "--prefill-step-size", type=int, help="prompt tokens read at a time (default: up to 2048, as memory allows)"
     )
+
+
+def add_memory_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory-limit", type=float, metavar="GB", help="refuse what needs more (default: what the device recommends)"
+    )
+    parser.add_argument("--force", action="store_true", help="refuse nothing for its memory")
+    parser.add_argument(
+        "--max-kv-size", type=int, metavar="N", help="attention keeps the first 4 and the latest tokens, N in all"
+    )
+    parser.add_argument("--kv-bits", type=int, help="store attention's keys and values in so many bits")
+    parser.add_argument("--kv-group-size", type=int, default=64, help="features to a scale (default: %(default)s)")
+    parser.add_argument(
+        "--quantized-kv-start", type=int, default=0, help="tokens that stay unquantized (default: %(default)s)"
+    )
+
+
+def memory_limit(args: argparse.Namespace) -> float | None:
+    """Bytes, as the library takes them."""
+    if args.force:
+        return float("inf")
+    if args.memory_limit is None:
+        return None
+    if args.memory_limit <= 0:
+        raise RequestError(f"--memory-limit is {args.memory_limit}, expected a number of gigabytes above 0")
+    return args.memory_limit * 1e9
+
+
+def kv_options(args: argparse.Namespace) -> dict:
+    return {name: getattr(args, name) for name in ("max_kv_size", "kv_bits", "kv_group_size", "quantized_kv_start")}
 
 
 def make_sampler(args: argparse.Namespace):
@@ -52,7 +82,7 @@ def make_sampler(args: argparse.Namespace):
             raise RequestError(f"--{name.replace('_', '-')} is {value}, expected {limits}")
     if args.max_tokens == 0 or args.max_tokens < -1:
         raise RequestError(f"--max-tokens is {args.max_tokens}, expected a positive number, or -1 for no limit")
-    if args.prefill_step_size < 1:
+    if args.prefill_step_size is not None and args.prefill_step_size < 1:
         raise RequestError(f"--prefill-step-size is {args.prefill_step_size}, expected at least 1")
     if args.seed is not None:
         mx.random.seed(args.seed)
@@ -83,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--chat-template-config", help="JSON object of chat-template arguments")
     parser.add_argument("--verbose", type=_truth, default=True, help="print speed and memory on stderr (default: True)")
     add_sampling_options(parser)
+    add_memory_options(parser)
     return parser
 
 
@@ -105,7 +136,8 @@ def main(argv: list[str]) -> int:
     from .generation import stream_generate
     from .loading import load
 
-    model, tokenizer = load(args.model, revision=args.revision, dtype=args.dtype)
+    limit = memory_limit(args)
+    model, tokenizer = load(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit)
     ids = prompt
     if not args.ignore_chat_template and tokenizer.has_chat_template:
         system = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
@@ -113,7 +145,14 @@ def main(argv: list[str]) -> int:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     response = None
     for response in stream_generate(
-        model, tokenizer, ids, max_tokens=args.max_tokens, sampler=sampler, prefill_step_size=args.prefill_step_size
+        model,
+        tokenizer,
+        ids,
+        max_tokens=args.max_tokens,
+        sampler=sampler,
+        prefill_step_size=args.prefill_step_size,
+        memory_limit=limit,
+        **kv_options(args),
     ):
         print(response.text, end="", flush=True)
     print()

@@ -81,7 +81,12 @@ def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
 
 
 def load_model(
-    path_or_id: str | Path, lazy: bool = False, *, revision: str | None = None, dtype: Any = None
+    path_or_id: str | Path,
+    lazy: bool = False,
+    *,
+    revision: str | None = None,
+    dtype: Any = None,
+    memory_limit: float | None = None,
 ) -> tuple[Model, dict]:
     """A model without its tokenizer, and its config.
 
@@ -91,9 +96,13 @@ def load_model(
         revision: branch, tag or commit on the Hub.
         dtype: "float32", "float16" or "bfloat16" (or the mlx dtype) for the weights; as stored by default.
             Norms, decays and routers are float32 in any case.
+        memory_limit: bytes; weights that would need more raise MemoryLimitError before they are read. By default the
+            device's working set; ``float("inf")`` never refuses.
     """
     import mlx.core as mx
+    from mlx.utils import tree_flatten
 
+    from . import budget
     from .arch import family
     from .checkpoint import Checkpoint
     from .model import Model
@@ -106,7 +115,12 @@ def load_model(
     checkpoint = Checkpoint(resolve(path_or_id, revision))
     module = family(checkpoint.config)
     model = Model(module.spec(checkpoint.config))
-    load_weights(model, checkpoint, module, dtype, lazy)
+    load_weights(model, checkpoint, module, dtype)
+    if not lazy:
+        weights = [array for _, array in tree_flatten(model.parameters())]
+        budget.require_weights(sum(array.nbytes for array in weights), memory_limit, str(checkpoint.folder))
+        for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
+            mx.eval(array)
     return model, checkpoint.config
 
 
@@ -118,6 +132,7 @@ def load(
     return_config: bool = False,
     revision: str | None = None,
     dtype: Any = None,
+    memory_limit: float | None = None,
 ):
     """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
 
@@ -126,6 +141,6 @@ def load(
     from .interop.tokenizer import load_tokenizer
 
     folder = resolve(path_or_hf_repo, revision)
-    model, config = load_model(folder, lazy, dtype=dtype)
+    model, config = load_model(folder, lazy, dtype=dtype, memory_limit=memory_limit)
     tokenizer = load_tokenizer(folder, config, tokenizer_config)
     return (model, tokenizer, config) if return_config else (model, tokenizer)

@@ -92,9 +92,7 @@ class Tensors:
         found = quantization(self.checkpoint.config, self.family.PREFIXES)
         if found is None:
             raise CheckpointError(f"tensor {module + '.scales'!r} is there, but config.json has no quantization block")
-        default, overrides = found
-        wanted = overrides.get(module)
-        settings = default | wanted if isinstance(wanted, dict) else default
+        settings = _settings(found, module)
         parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
         self._used |= set(parts)
         return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
@@ -134,6 +132,13 @@ def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool
     return default, overrides
 
 
+def _settings(found: tuple[dict, dict], module: str) -> dict:
+    """How one module is quantized. An override that names no mode means affine, whatever the default's mode is."""
+    default, overrides = found
+    wanted = overrides.get(module)
+    return {**default, "mode": "affine", **wanted} if isinstance(wanted, dict) else default
+
+
 def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Take]) -> None:
     """Turn those modules quantized whose scales are in the checkpoint."""
     found = quantization(tensors.checkpoint.config, tensors.family.PREFIXES)
@@ -146,9 +151,7 @@ def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Tak
             return False
         if found is None:
             raise CheckpointError(f"tensor {place + '.scales'!r} is there, but config.json has no quantization block")
-        default, overrides = found
-        wanted = overrides.get(place, default)
-        return {**default, **wanted} if isinstance(wanted, dict) else default
+        return _settings(found, place)
 
     nn.quantize(model, class_predicate=choose)
 
@@ -183,10 +186,8 @@ def assemble(
         yield parameter, array
 
 
-def load_weights(
-    model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, lazy: bool = False
-) -> None:
-    """Fill ``model`` from ``checkpoint``. Reads nothing until every name and shape is known to fit."""
+def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None) -> None:
+    """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit."""
     tensors = Tensors(checkpoint, family, model.spec)
     names = dict(family.names(model.spec))
     if checkpoint.is_mlx:
@@ -203,11 +204,6 @@ def load_weights(
         log.debug("not loaded: %s (%s)", name, reason)
     checkpoint.close()
     model.update(tree_unflatten(list(loaded.items())))
-    if not lazy:
-        for (
-            array
-        ) in loaded.values():  # one after the other, so that no more than one tensor's sources are held beside it
-            mx.eval(array)
 
 
 def stored_dtype(config: dict) -> mx.Dtype:

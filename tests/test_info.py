@@ -7,13 +7,14 @@ from huggingface_hub.errors import NotASafetensorsRepoError
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata
 from huggingface_hub.utils import TensorInfo as HubTensor
 from mlx.utils import tree_flatten
-from published_configs import fla, jamba, kimi, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
+from published_configs import fla, jamba, kimi, kimi_k3, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
 
 from mlx_linattn import info
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.figures import figures
 from mlx_linattn.loading import load_model
+from mlx_linattn.state import KVState
 
 PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3-Next-80B-A3B": (qwen(48, 16, 32, 2, 2048, 16, "qwen3_next"), 73.69, 24_576),
@@ -24,6 +25,7 @@ PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3.5-122B-A10B": (qwen(48, 16, 64, 2, 3072, 32, "qwen3_5_moe"), 146.53, 24_576),
     "Qwen3.5-397B-A17B": (qwen(60, 16, 64, 2, 4096, 32, "qwen3_5_moe"), 183.16, 30_720),
     "Kimi-Linear-48B-A3B": (kimi(), 41.41, 8_064),
+    "Kimi-K3": (kimi_k3(), 428.55, 27_648),
     "Ling-3.0-Flash": (ling3(), 72.46, 8_064),
     "Olmo-Hybrid-7B": (olmo(), 52.21, 122_880),
     "MiniMax-Text-01": (minimax(), 280.00, 40_960),
@@ -101,7 +103,7 @@ def test_figures_are_what_the_loaded_model_holds(name, fixture_folder):
     state = model.make_cache()
     model([[1, 2, 3]], state)
     assert found.state_bytes == state.recurrent_nbytes
-    columns = next(layer.keys.shape[2] for layer in state if hasattr(layer, "keys"))
+    columns = next(layer.exact[0].shape[2] for layer in state if isinstance(layer, KVState))
     assert found.kv_bytes_per_token * columns == state.kv_nbytes
 
 

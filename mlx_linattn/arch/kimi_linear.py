@@ -49,15 +49,22 @@ def earlier(spec: ModelSpec) -> tuple[Published, ...]:
 def spec(config: dict) -> ModelSpec:
     text = Config(config)
     text.only("hidden_act", "silu")
-    text.only("mla_use_nope", True)
-    text.only("attention_bias", False)
-    text.only("mla_use_output_gate", False)
-    text.only("attn_res_block_size", None)
-    text.only("routed_expert_hidden_size", None)
-    eps = text.number("rms_norm_eps", 1e-5)
+    for switch in ("mla_use_output_gate", "latent_moe_use_norm"):
+        text.only(switch, False)
+    for number in ("attn_res_block_size", "routed_expert_hidden_size"):
+        text.only(number, None)
     linear = text.part("linear_attn_config")
     linear.only("use_full_rank_gate", False)
     linear.only("gate_lower_bound", None)
+    return base_spec(config, text)
+
+
+def base_spec(config: dict, text: Config) -> ModelSpec:
+    """What Kimi-Linear and Kimi-K3 have in common."""
+    text.only("mla_use_nope", True)
+    text.only("attention_bias", False)
+    linear = text.part("linear_attn_config")
+    eps = text.number("rms_norm_eps", 1e-5)
     head_dim = linear.integer("head_dim")
     kda = KdaSpec(
         key_heads=linear.integer("num_heads"),

@@ -21,7 +21,7 @@ def step_memory(tokens: int, Dk: int, Dv: int, vector: bool) -> int:
 
 def delta_step(
     qkv, a, b, z, *, conv_weight, A_log, dt_bias, norm_weight, window, state, key_heads, value_heads, key_dim, value_dim,
-    lower_bound, beta_scale, output_gate, eps, lengths, snapshots, threads=None, lanes=8,
+    lower_bound, beta_scale, output_gate, eps, lengths, snapshots, threads=256, lanes=8,
 ):  # fmt: skip
     """delta_mixer in one dispatch (two where eight tokens do not fit into threadgroup memory); arguments as there."""
     B, T, C = qkv.shape
@@ -31,8 +31,8 @@ def delta_step(
         most //= 2
     window = mx.zeros((B, K - 1, C), qkv.dtype) if window is None else window.astype(qkv.dtype)
     state = mx.zeros((B, value_heads, value_dim, key_dim)) if state is None else state
-    if threads is None:  # 512 threads of a wide state would not fit into an Apple core's registers
-        threads = 512 if value_dim * lanes % 512 == 0 and key_dim <= 128 else 256
+    if key_dim > 128 or value_dim * lanes % threads:
+        threads = 256  # a wide state in more threads would not fit into an Apple core's registers
     launch = metal.kernel("delta_step", device())
     template = [
         ("YT", qkv.dtype), ("Dk", key_dim), ("Dv", value_dim), ("Hk", key_heads), ("Hv", value_heads), ("K", K),

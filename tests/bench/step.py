@@ -22,13 +22,25 @@ from mlx_linattn import ops
 from mlx_linattn.ops import mixer_kernels, scan_kernels
 
 
-def milliseconds(f, inner=20, repeats=9):
-    """Median of ``repeats``; ``inner`` independent calls go into one evaluation, so that the host is not what is timed."""
-    mx.eval([f() for _ in range(3)])
+def milliseconds(f, inner=20, repeats=9, state=None):
+    """Median of ``repeats`` evaluations of ``inner`` calls, so that the host is not what is timed.
+
+    With ``state``, f takes what its last call returned as its state, so that no two calls run side by side.
+    """
+
+    def run():
+        outputs, kept = [], state
+        for _ in range(inner):
+            out = f() if state is None else f(kept)
+            kept = out if state is None else out[-len(state) :]
+            outputs.append(out[0] if isinstance(out, (tuple, list)) else out)
+        mx.eval(outputs, kept)
+
+    run()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        mx.eval([f() for _ in range(inner)])
+        run()
         mx.synchronize()
         times.append((time.perf_counter() - start) / inner)
     return statistics.median(times) * 1e3
@@ -56,6 +68,19 @@ def mixer_inputs(B, T=1, Hk=16, Hv=32, D=128, vector=False):
     return arrays | {"key_heads": Hk, "value_heads": Hv, "key_dim": D, "value_dim": D}
 
 
+def step(given, state, **options):
+    """One token; ``state`` is the window and the matrix."""
+    return launch(given | {"window": state[0], "state": state[1]}, **options)
+
+
+def plain_step(given, state):
+    return ops.delta_mixer(**given | {"window": state[0], "state": state[1]})
+
+
+def start(given):
+    return given["window"], given["state"]
+
+
 def launch(given, **options):
     rest = {
         "lower_bound": None,
@@ -73,7 +98,7 @@ def moved(arrays, outputs):
 
 
 def decode(copy, sweep):
-    options = [{}]
+    options = [{"threads": 256}, {"threads": 512}]
     if sweep:
         options += [{"threads": t, "lanes": n} for n in (4, 8, 16, 32) for t in (128, 256, 512, 1024)]
     for vector in (False, True):
@@ -81,8 +106,8 @@ def decode(copy, sweep):
             given = mixer_inputs(B, vector=vector)
             size = moved(given.values(), launch(given))
             inner = 100 if B == 1 else 20
-            for option in options if B != 8 else [{}]:
-                ms = milliseconds(partial(launch, given, **option), inner=inner)
+            for option in options if B != 8 else options[:2]:
+                ms = milliseconds(partial(step, given, **option), inner, state=start(given))
                 rate = size / ms * 1e3
                 name = "KDA" if vector else "GDN"
                 print(
@@ -90,11 +115,14 @@ def decode(copy, sweep):
                     flush=True,
                 )
             with ops.use_backend("mlx"):
-                ms = milliseconds(partial(ops.delta_mixer, **given), inner=inner // 4)
+                ms = milliseconds(partial(plain_step, given), inner // 4, state=start(given))
             print(f"step {'KDA' if vector else 'GDN'} B={B:3} plain MLX: {ms * 1e3:8.1f} us", flush=True)
     for T in (2, 4, 8):
         given = mixer_inputs(1, T)
-        print(f"step GDN B=  1 T={T}: {milliseconds(partial(launch, given), inner=100) * 1e3:8.1f} us", flush=True)
+        print(
+            f"step GDN B=  1 T={T}: {milliseconds(partial(step, given), 100, state=start(given)) * 1e3:8.1f} us",
+            flush=True,
+        )
 
 
 def scans(copy, sweep):
