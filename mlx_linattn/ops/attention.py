@@ -9,7 +9,7 @@ from .backend import forced_backend
 from .columns import Columns
 
 TILE = 256  # keys whose scores exist at one time
-BLOCK = 512  # queries that are treated at one time
+BLOCK = 256  # queries that are treated at one time
 DECODE_TILE = 4096  # keys at one time where there are few queries
 FUSED = (64, 80, 128)  # head widths for which MLX has a kernel that never stores scores, and chooses it by itself
 MASKED = -1e30  # finite, so that a tile without any visible key leaves no NaN behind
@@ -45,6 +45,8 @@ def attention(
     blocks = []
     for begin in range(0, T, BLOCK):
         query = q[:, :, begin : begin + BLOCK]
+        if blocks:  # one block after the other
+            query = mx.depends(query, blocks[-1])
         first = tuple(start + begin for start in starts)
         blocks.append(_tiled(query, k, v, scale, first, positions, window, sinks))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
