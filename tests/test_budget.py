@@ -86,7 +86,7 @@ def test_generating_past_the_limit_stops_between_tokens(demo):
 
 def test_weights_beyond_the_limit_are_refused_before_they_are_read():
     active = mx.get_active_memory()
-    with pytest.raises(MemoryLimitError, match="its weights take 8.51 MB"):
+    with pytest.raises(MemoryLimitError, match=r"its weights take 8\.51 MB"):
         load_model("demo", memory_limit=1e6)
     assert mx.get_active_memory() <= active + 1000
     load_model("demo", memory_limit=1e6, lazy=True)

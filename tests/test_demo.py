@@ -1,5 +1,7 @@
 """The bundled demo model against reference numbers from transformers, in float32."""
 
+from itertools import pairwise
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -64,6 +66,6 @@ def test_bounded_attention_is_the_references_window_with_sinks(demo, golden):
     for sizes in ([108], [50, 1, 57], [3, 20, 85]):
         cache = demo.make_cache(KVOptions(max_kv_size=20))
         edges = np.cumsum([0, *sizes])
-        logits = mx.concatenate([demo(ids[None, a:b], cache) for a, b in zip(edges, edges[1:])], axis=1)[0]
+        logits = mx.concatenate([demo(ids[None, a:b], cache) for a, b in pairwise(edges)], axis=1)[0]
         assert_close(logits[-1], golden["window16_sinks4_last_logits"], 1e-4, f"pieces {sizes}")
         assert mx.argmax(logits, axis=-1).tolist() == golden["window16_sinks4_argmax"].tolist()
