@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from mlx_linattn.errors import RequestError
 from mlx_linattn.layout import Quantize
 
 MODES = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}  # default group size and bits
+KEEP = {"bf16": "BF16", "f16": "F16", "f32": "F32"}  # rule values that do not quantize
+BALANCED, UNIFORM = RECIPES = ("balanced", "uniform")
 AFFINE_GROUPS, AFFINE_BITS = (32, 64, 128), (2, 3, 4, 5, 6, 8)
 
 
@@ -52,19 +55,81 @@ class Quantization:
 class Choice:
     quantization: Quantization | None
     reason: str = ""  # why it is not what was asked for
+    dtype: str | None = None  # of a weight that a rule keeps unquantized
 
 
-def choose(module: str, shape: tuple[int, ...], asked: Quantization, rules: Iterable[Quantize]) -> Choice:
+@dataclass(frozen=True)
+class Rule:
+    """What a user wants for the weights whose name the pattern is found in."""
+
+    text: str
+    pattern: re.Pattern
+    quantization: Quantization | None
+    dtype: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """From ``REGEX=VALUE[,g=GROUP]``, VALUE being bits (affine), a mode, or a dtype that is kept: 4, mxfp4, bf16."""
+        parts = re.fullmatch(r"(.+?)=(\w+)(?:,g=(\d+))?", text.strip())
+        if parts is None:
+            raise RequestError(
+                f"rule {text!r} is not of the form REGEX=VALUE[,g=GROUP], such as 'mlp=4' or 'q_proj=6,g=32'"
+            )
+        pattern, value, group = parts.groups()
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise RequestError(f"rule {text!r}: {pattern!r} is not a regular expression ({error})") from error
+        if value in KEEP:
+            if group is not None:
+                raise RequestError(f"rule {text!r}: {value} has no groups")
+            return cls(text, compiled, None, KEEP[value])
+        if value not in MODES and not value.isdecimal():
+            raise RequestError(f"rule {text!r}: {value!r} is neither bits nor one of {', '.join([*MODES, *KEEP])}")
+        bits, mode = (int(value), "affine") if value.isdecimal() else (None, value)
+        return cls(text, compiled, Quantization.make(bits, int(group) if group else None, mode), None)
+
+    def choose(self, shape: tuple[int, ...]) -> Choice:
+        q = self.quantization
+        if q is not None and shape[-1] % q.group_size:
+            return Choice(None, _indivisible(shape, q))
+        return Choice(q, f"rule {self.text}", self.dtype)
+
+
+def parse_rules(texts: Iterable[str], file: Path | None = None) -> tuple[Rule, ...]:
+    """Rules of the command line, then those of a recipe file: one a line, ``#`` begins a comment."""
+    lines = list(texts)
+    if file is not None:
+        try:
+            lines += file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{file}: cannot be read ({error})") from error
+    return tuple(Rule.parse(line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def choose(
+    module: str, shape: tuple[int, ...], asked: Quantization, rules: Iterable[Quantize], recipe: str = BALANCED
+) -> Choice:
     """What the weight of ``module`` (a name in MLX layout) gets; ``shape`` ends with the axis that is grouped."""
     wanted, reason = asked, ""
     rule = next((rule for rule in rules if re.fullmatch(rule.pattern, module)), None)
     if rule is not None and rule.bits is None:
         return Choice(None, rule.reason)
-    if rule is not None and rule.bits > asked.bits:
-        wanted, reason = _affine(rule.bits, asked, shape[-1]), rule.reason
+    if rule is not None:
+        bits = max(rule.bits, more_bits(asked.bits, rule.steps if recipe == BALANCED else 0))
+        if bits > asked.bits:
+            wanted, reason = _affine(bits, asked, shape[-1]), rule.reason
     if shape[-1] % wanted.group_size:
-        return Choice(None, f"rows of {shape[-1]} cannot be cut into groups of {wanted.group_size}")
+        return Choice(None, _indivisible(shape, wanted))
     return Choice(wanted, reason)
+
+
+def more_bits(bits: int, steps: int) -> int:
+    return AFFINE_BITS[min(AFFINE_BITS.index(bits) + steps, len(AFFINE_BITS) - 1)]
+
+
+def _indivisible(shape: tuple[int, ...], q: Quantization) -> str:
+    return f"rows of {shape[-1]} cannot be cut into groups of {q.group_size}"
 
 
 def _affine(bits: int, asked: Quantization, row: int) -> Quantization:

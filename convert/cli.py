@@ -10,7 +10,7 @@ from pathlib import Path
 from mlx_linattn.errors import LinAttnError, RequestError
 
 from . import prepare
-from .bits import MODES
+from .bits import BALANCED, MODES, RECIPES
 from .stream import require_free
 from .table import size, table
 
@@ -51,6 +51,16 @@ def parser() -> argparse.ArgumentParser:
         help="weights that share a scale (default: 64 for affine)",
     )
     add("--q-mode", "--mode", choices=tuple(MODES), default="affine", help="number format (default: affine)")
+    add("--recipe", choices=RECIPES, default=BALANCED, help="balanced (default): mixers and head get a step more bits")
+    add(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="REGEX=VALUE",
+        help="for weights by name, before the recipe: bits, mxfp4, mxfp8, nvfp4 or bf16, and ,g=32 for groups; repeatable",
+    )
+    add("--recipe-file", metavar="FILE", help="a file with one such rule a line")
+    add("-d", "--dequantize", action="store_true", help="turn quantized weights into plain numbers")
     add(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
@@ -95,7 +105,11 @@ def _run(arguments: argparse.Namespace) -> int:
         q_bits=arguments.q_bits,
         q_mode=arguments.q_mode,
         dtype=arguments.dtype,
+        recipe=arguments.recipe,
+        rules=arguments.rule,
+        recipe_file=arguments.recipe_file,
         revision=arguments.revision,
+        dequantize=arguments.dequantize,
         keep_mtp=arguments.keep_mtp,
     )
     plan = conversion.plan

@@ -14,7 +14,7 @@ SIDE_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.tiktoken", "chat_template*",
     "additional_chat_templates", "generation_config.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -73,6 +73,14 @@ def copy_files(files: list[Path], target: Path) -> None:
             shutil.copytree(file, target / file.name, dirs_exist_ok=True)
         else:
             shutil.copyfile(file, target / file.name)
+
+
+def convert_tokenizer(source: Path, target: Path) -> None:
+    """A tokenizer that needs Python code of the source's becomes one that does not (see interop/tiktoken.py)."""
+    if (source / "tiktoken.model").exists() and not (source / "tokenizer.json").exists():
+        from mlx_linattn.interop import tiktoken
+
+        tiktoken.write(source, target)
 
 
 def write_json(file: Path, value: dict) -> None:

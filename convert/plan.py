@@ -15,18 +15,18 @@ from mlx.utils import tree_flatten
 
 from mlx_linattn import arch
 from mlx_linattn.checkpoint import ITEM_BITS, Checkpoint, TensorInfo
-from mlx_linattn.errors import ConvertError
+from mlx_linattn.errors import ConvertError, RequestError
 from mlx_linattn.layout import Take, locate, unprefixed
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors, assemble, prepare_quantized, stored_dtype
 
-from .bits import Choice, Quantization, choose
+from .bits import BALANCED, Choice, Quantization, Rule, choose
 
 MTP_FILE = "mtp.safetensors"  # not model*.safetensors: mlx_lm would take it for a shard
 MTP = re.compile(r"mtp\..*")
-FLOAT32 = re.compile(
-    r".*\.(A_log|dt_bias|D|e_score_correction_bias)"
-)  # few numbers, all of them pass through exp or a choice
+MXFP4 = Quantization.make(mode="mxfp4")  # published weights of this format are MLX's, bit for bit
+# Few numbers, all of which pass through exp or decide a choice.
+FLOAT32 = re.compile(r".*\.(A_log|dt_bias|D|e_score_correction_bias|expert_bias)")
 CODES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.uint8: "U8"}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
@@ -36,9 +36,10 @@ class Options:
     """What the user asked for."""
 
     quantization: Quantization | None = None
-    dtype: str | None = (
-        None  # a safetensors name such as "BF16"; None: the config's (published), or as stored (MLX layout)
-    )
+    recipe: str = BALANCED
+    rules: tuple[Rule, ...] = ()  # the first that matches decides, before the recipe
+    dequantize: bool = False
+    dtype: str | None = None  # such as "BF16"; None: what the config says, or in MLX layout what is stored
     keep_mtp: bool = False
 
 
@@ -63,10 +64,10 @@ class Entry:
     target: str  # on disk
     take: Take  # from stored tensors
     shape: tuple[int, ...]  # of the numbers, not of their packed form
-    encoding: str  # of the source, see encodings.py; "mlx" where MLX quantized it
+    encoding: str  # of the source, see encodings.py
     before: str  # dtype or bits, for people
     dtype: str  # of the numbers in the result, or of their scales
-    was: Quantization | None = None
+    was: Quantization | None = None  # where the source is quantized as MLX does it
     quantization: Quantization | None = None
     reason: str = ""  # why it is not quantized as asked
     made: str = ""  # what was done to the numbers besides rounding, in this conversion and before it
@@ -146,6 +147,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> tuple[Plan, Tensors]:
     weights = _weights(model, names)
     history = _history(checkpoint, family)
     entries = tuple(_entry(name, tensors, weights, history, options) for name in _needed(model, names))
+    _check_rules(options.rules, entries, weights)
     dropped = tensors.leftover()
     mtp = {}
     if options.keep_mtp:
@@ -197,25 +199,30 @@ def _entry(name: str, tensors: Tensors, weights: dict[str, Quantization | None],
     array = tensors.make(take)
     encoding = tensors.encoding(take.sources[0])
     shape = array.shape
-    if was is not None:
+    if name in weights and tensors.make_packed(take) is not None:
+        was, before, dtype = MXFP4, str(MXFP4), "U8"
+    elif was is not None:
         shape = (*shape[:-1], shape[-1] * 32 // was.bits)
         before, dtype = str(was), CODES[tensors.read(f"{name.removesuffix('.weight')}.scales").dtype]
     else:
         stored = tensors.info(encoding.parts[0]).dtype
         before, dtype = (stored if encoding.kind == "plain" else encoding.kind), stored
-    chosen = _choice(name, shape, was, weights, tensors.family, options)
+    target = tensors.family.MLX_PREFIX + name
+    chosen = _choice(target, name, shape, was, weights, tensors.family, options)
     return Entry(
         name=name,
-        target=tensors.family.MLX_PREFIX + name,
+        target=target,
         take=take,
         shape=shape,
-        encoding="mlx" if was else encoding.kind,
+        encoding=encoding.kind,
         before=before,
-        dtype=_dtype(name, dtype, array.dtype, tensors, options),
+        dtype=chosen.dtype or _dtype(name, dtype, array.dtype, tensors, options),
         was=was,
         quantization=chosen.quantization,
         reason=chosen.reason,
-        made=", ".join(part for part in (history.get(name, ""), _made(take, encoding.kind)) if part),
+        made=", ".join(
+            part for part in (history.get(name, ""), _made(take, "plain" if was else encoding.kind)) if part
+        ),
     )
 
 
@@ -225,15 +232,34 @@ def _made(take: Take, encoding: str) -> str:
     return ", ".join(steps + [" ".join(str(part) for part in step) for step in take.steps])
 
 
-def _choice(name, shape, was, weights, family, options: Options) -> Choice:
-    if name not in weights:
+def _choice(target, name, shape, was, weights, family, options: Options) -> Choice:
+    if name not in weights or options.dequantize:
         return Choice(None)
-    if options.quantization is None:
+    rule = _rule(target, options.rules)
+    if rule is not None:
+        chosen = rule.choose(shape)
+    elif options.quantization is not None:
+        module = name.removesuffix(".weight")
+        chosen = choose(module, shape, options.quantization, family.QUANTIZE, options.recipe)
+    else:
         return Choice(was)
-    chosen = choose(name.removesuffix(".weight"), shape, options.quantization, family.QUANTIZE)
     if was is not None and (chosen.quantization is None or chosen.quantization.bits > was.bits):
         return Choice(was, f"stored in {was.bits} bits; more bits would bring nothing back")
     return chosen
+
+
+def _rule(target: str, rules: tuple[Rule, ...]) -> Rule | None:
+    return next((rule for rule in rules if rule.pattern.search(target)), None)
+
+
+def _check_rules(rules: tuple[Rule, ...], entries: tuple[Entry, ...], weights) -> None:
+    used = {_rule(entry.target, rules) for entry in entries if entry.name in weights}
+    for rule in rules:
+        if rule not in used:
+            raise RequestError(
+                f"rule {rule.text!r} matches no weight that can be quantized, or none that earlier rules left; "
+                "--dry-run lists the names"
+            )
 
 
 def _dtype(name, stored: str, made: mx.Dtype, tensors: Tensors, options: Options) -> str:

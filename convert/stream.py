@@ -17,6 +17,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
 from mlx_linattn.errors import ConvertError
 from mlx_linattn.weights import Tensors
 
@@ -47,13 +52,17 @@ def run(
         if _only_marked(target, fingerprint):
             return
         _begin(unfinished, target, plan, fingerprint)
-        written = write_weights(plan, tensors, unfinished, progress or (lambda *_: None), limit)
-        (unfinished / written[0]).write_text(written[1], encoding="utf-8")
-        source = tensors.checkpoint.folder
-        folder.copy_files(folder.side_files(source, options), unfinished)
-        folder.write_json(unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options))
-        os.replace(unfinished, target)
-        (target / MARKER).unlink()
+        with _alone(unfinished):
+            written = write_weights(plan, tensors, unfinished, progress or (lambda *_: None), limit)
+            (unfinished / written[0]).write_text(written[1], encoding="utf-8")
+            source = tensors.checkpoint.folder
+            folder.copy_files(folder.side_files(source, options), unfinished)
+            folder.convert_tokenizer(source, unfinished)
+            folder.write_json(
+                unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options)
+            )
+            os.replace(unfinished, target)
+            (target / MARKER).unlink()
 
 
 def _only_marked(target: Path, fingerprint: str) -> bool:
@@ -86,6 +95,20 @@ def _begin(unfinished: Path, target: Path, plan: Plan, fingerprint: str) -> None
         raise ConvertError(
             f"{target.parent} has {free / 1e9:.1f} GB free, but the result needs {(plan.nbytes - done) / 1e9:.1f} GB more"
         )
+
+
+@contextmanager
+def _alone(unfinished: Path) -> Iterator[None]:
+    """Two runs must not write to one folder. The lock goes with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    with (unfinished / MARKER).open() as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConvertError(f"another conversion is writing to {unfinished}; wait for it") from error
+        yield
 
 
 def _fingerprint(plan: Plan, tensors: Tensors, limit: int) -> str:
@@ -152,9 +175,7 @@ def arrays(entry: Entry, tensors: Tensors) -> dict[str, mx.array]:
     """The outputs of one entry, computed."""
     q, dtype = entry.quantization, DTYPES.get(entry.dtype)
     if entry.was is not None:
-        base = entry.name.removesuffix(".weight")
-        parts = [tensors.read(entry.name)]
-        parts += [tensors.read(f"{base}.{part}") for part in ("scales", "biases") if f"{base}.{part}" in tensors]
+        parts = tensors.make_packed(entry.take) or _mlx_parts(entry, tensors)
         if entry.copied:
             return {
                 output.name: part.astype(DTYPES[output.dtype]) for output, part in zip(entry.outputs, parts)
@@ -174,6 +195,12 @@ def arrays(entry: Entry, tensors: Tensors) -> dict[str, mx.array]:
     packed = mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)
     _check_no_group_lost(entry, numbers, packed)
     return {output.name: part for output, part in zip(entry.outputs, packed)}
+
+
+def _mlx_parts(entry: Entry, tensors: Tensors) -> list[mx.array]:
+    base = entry.name.removesuffix(".weight")
+    names = [f"{base}.{part}" for part in ("scales", "biases")]
+    return [tensors.read(entry.name), *(tensors.read(name) for name in names if name in tensors)]
 
 
 def dequantize(parts, q) -> mx.array:

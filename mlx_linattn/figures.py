@@ -25,6 +25,7 @@ from .spec import (
     GatedDeltaSpec,
     KdaSpec,
     LightningSpec,
+    LinearAttentionSpec,
     MambaSpec,
     MlaSpec,
     ModelSpec,
@@ -40,6 +41,7 @@ KINDS = {
     GatedDeltaSpec: "Gated DeltaNet",
     KdaSpec: "Kimi Delta Attention",
     LightningSpec: "Lightning attention",
+    LinearAttentionSpec: "linear attention",
     RgLruSpec: "RG-LRU",
     MambaSpec: "Mamba",
     MlaSpec: "latent attention",
@@ -114,6 +116,8 @@ def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_ml
 
 
 def _kind(mixer) -> str:
+    if isinstance(mixer, GatedDeltaSpec) and not mixer.decay:
+        return "DeltaNet"
     name = KINDS.get(type(mixer), type(mixer).__name__.removesuffix("Spec"))
     return f"window {name}" if getattr(mixer, "window", None) else name
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .errors import RequestError
-from .layers import Layer, RMSNorm
+from .layers import Layer, ResidualMix, RMSNorm
 from .spec import ModelSpec
 from .state import KVOptions, ModelState
 
@@ -20,6 +20,8 @@ class Model(nn.Module):
         self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = [Layer(layer, spec.hidden_size, spec.norm_eps) for layer in spec.layers]
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        if spec.mixed_residual:
+            self.output_mix = ResidualMix(spec.hidden_size, spec.norm_eps)
         if not spec.tied:
             self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
@@ -69,9 +71,13 @@ class Model(nn.Module):
         dtype = x.dtype
         if self.spec.residual_float32:
             x = x.astype(mx.float32)
+        if self.spec.mixed_residual:
+            x = ((), x)
         with state.advancing(span):
             for layer, layer_state in zip(self.layers, state):
                 x = layer(x, layer_state, span, dtype)
+        if self.spec.mixed_residual:
+            x = self.output_mix(*x)
         return self.norm(x).astype(dtype)
 
     def logits(self, hidden):

@@ -177,10 +177,14 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """down(activation(gate x) * up x); with a ``limit``, silu(gate x) is cut above it and up x on both sides."""
+    """down(activation(gate x) * up x); with a ``limit``, silu(gate x) is cut above it and up x on both sides.
+
+    ``soft_limits`` (a, b) put a tanh(g / a) sigmoid(g) in silu's place and b tanh(u / b) in that of u = up x (SiTU).
+    """
 
     size: int
     limit: float | None = None
+    soft_limits: tuple[float, float] | None = None
     activation: str = "silu"  # or "gelu_tanh"
     bias: bool = False
 
@@ -192,7 +196,8 @@ class MoeSpec:
     softmax router: scores are softmax(logits).  sigmoid router: scores are sigmoid(logits).
     Choice: the best ``top_k`` of score (+ ``correction_bias``), only within the ``top_groups`` best of ``groups`` equal
     groups, a group's worth being the sum of its two best. Weights: the scores without the bias, divided by their sum
-    where ``renormalize``, times ``scaling``.
+    where ``renormalize``, times ``scaling``. With a ``latent_size``, the experts work between two projections to and
+    from that width, the weighted sum being normed before the second where ``latent_norm_eps`` is not None.
     """
 
     experts: int
@@ -208,6 +213,9 @@ class MoeSpec:
     shared_gate: bool = False  # a sigmoid gate of its own scales the shared MLP
     limit: float | None = None  # the experts' MlpSpec.limit
     shared_limit: float | None = None  # the shared MLP's
+    soft_limits: tuple[float, float] | None = None  # the experts' and the shared MLP's
+    latent_size: int | None = None
+    latent_norm_eps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -217,11 +225,16 @@ class ResidualSpec:
     before   x + f(norm(x))                       (almost everyone)
     after    x + norm(f(x))                       (OLMo's attention)
     carried  alpha norm(x) + beta f(norm(x))      (MiniMax-Text-01)
+    mixed    p + f(norm(mix(blocks, p)))          (attention residuals, Kimi-K3)
+
+    With "mixed", the stream is the sum p of a block's sub-layers and, kept apart, the sums of the blocks before; f reads
+    a mean of them, weighted by a softmax. A sub-layer with ``starts_block`` puts p to the blocks and begins a new sum.
     """
 
     norm: str = "before"
     alpha: float = 1.0
     beta: float = 1.0
+    starts_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,3 +259,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None  # c tanh(logits / c)
     residual_float32: bool = False  # the residual stream is float32 whatever the weights' dtype
+
+    @property
+    def mixed_residual(self) -> bool:
+        return any(layer.mixer_residual.norm == "mixed" for layer in self.layers)

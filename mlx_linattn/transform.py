@@ -62,6 +62,11 @@ def rising_share(arrays, index):
 STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, cut, part, rising_share, ungroup)}
 
 
+def moves_rows(take: Take) -> bool:
+    """Whether the steps leave the last axis alone, so that they hold for packed weights and for their scales alike."""
+    return all(name in ("stack", "ungroup") or (name == "part" and rest[0] == -2) for name, *rest in take.steps)
+
+
 def apply(take: Take, arrays: list[mx.array]) -> mx.array:
     """The tensor that ``take`` describes, from its sources in order."""
     for name, *arguments in take.steps:

@@ -27,7 +27,8 @@ class Tensors:
         self.checkpoint, self.family = checkpoint, family
         self.experts = max((layer.mlp.experts for layer in spec.layers if isinstance(layer.mlp, MoeSpec)), default=0)
         self.stored = {unprefixed(name, family.PREFIXES): name for name in checkpoint.tensors}
-        self.published, self.dropped = arch.published(family, spec), arch.dropped(family, spec)
+        self.rules = (arch.earlier if checkpoint.is_mlx else arch.published)(family, spec)
+        self.dropped = arch.dropped(family, spec)
         self._infos = {plain: checkpoint.tensors[name] for plain, name in self.stored.items()}
         for name in checkpoint.tensors:
             other = self.stored[unprefixed(name, family.PREFIXES)]
@@ -44,9 +45,7 @@ class Tensors:
 
     def take(self, name: str) -> Take:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
-        if self.checkpoint.is_mlx:
-            return published_sources(name, (), self._present, 0)
-        return published_sources(name, self.published, self._present, self.experts)
+        return published_sources(name, self.rules, self._present, self.experts)
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -67,11 +66,36 @@ class Tensors:
         """The tensor that ``take`` makes from stored ones."""
         arrays = []
         for source in take.sources:
+            if take.steps and f"{source.removesuffix('.weight')}.scales" in self:
+                arrays.append(self._dequantized(source.removesuffix(".weight")).astype(decoded_dtype))
+                continue
             encoding = self.encoding(source)
             self._used |= set(encoding.parts)
-            array = encodings.decode(encoding, [self.checkpoint.read(self.stored[part]) for part in encoding.parts])
+            array = encodings.decode(encoding, self.stored_parts(encoding))
             arrays.append(array if encoding.kind == "plain" else array.astype(decoded_dtype))
         return transform.apply(take, arrays)
+
+    def stored_parts(self, encoding: encodings.Encoding) -> list[mx.array]:
+        return [self.checkpoint.read(self.stored[part]) for part in encoding.parts]
+
+    def make_packed(self, take: Take) -> list[mx.array] | None:
+        """Weight and scales as MLX's mxfp4 has them, bit for bit, where the sources are mxfp4 and only rows are moved."""
+        found = [self.encoding(source) for source in take.sources]
+        if any(encoding.kind != "mxfp4" for encoding in found) or not transform.moves_rows(take):
+            return None
+        parts = [self.stored_parts(encoding) for encoding in found]
+        codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
+        return [codes, transform.apply(take, [scales for _, scales in parts])]
+
+    def _dequantized(self, module: str) -> mx.array:
+        """The numbers of a module that MLX quantized in another shape than ours has."""
+        found = quantization(self.checkpoint.config, self.family.PREFIXES)
+        if found is None:
+            raise CheckpointError(f"tensor {module + '.scales'!r} is there, but config.json has no quantization block")
+        settings = _settings(found, module)
+        parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
+        self._used |= set(parts)
+        return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
 
     def leftover(self) -> dict[str, str]:
         """Stored tensors that nothing used, with the reason why not; raises CheckpointError where there is none."""
@@ -82,6 +106,11 @@ class Tensors:
             reason = drop_reason(plain, self.dropped)
             if reason is None and encodings.ACTIVATION_SCALE.match(plain):
                 reason = "scale for quantised activations, which are not used here"
+            if reason is None and encodings.COMPANION.match(plain):
+                raise CheckpointError(
+                    f"{self.checkpoint.folder}: {name!r} is a part of a quantized weight, but the other parts are missing or "
+                    "in a format that this version does not know"
+                )
             if reason is None:
                 raise CheckpointError(
                     f"{self.checkpoint.folder}: tensor {name!r} is used by nothing in a {self.checkpoint.config['model_type']} model; "
@@ -103,6 +132,13 @@ def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool
     return default, overrides
 
 
+def _settings(found: tuple[dict, dict], module: str) -> dict:
+    """How one module is quantized. An override that names no mode means affine, whatever the default's mode is."""
+    default, overrides = found
+    wanted = overrides.get(module)
+    return {**default, "mode": "affine", **wanted} if isinstance(wanted, dict) else default
+
+
 def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Take]) -> None:
     """Turn those modules quantized whose scales are in the checkpoint."""
     found = quantization(tensors.checkpoint.config, tensors.family.PREFIXES)
@@ -115,9 +151,7 @@ def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Tak
             return False
         if found is None:
             raise CheckpointError(f"tensor {place + '.scales'!r} is there, but config.json has no quantization block")
-        default, overrides = found
-        wanted = overrides.get(place, default)
-        return {**default, **wanted} if isinstance(wanted, dict) else default
+        return _settings(found, place)
 
     nn.quantize(model, class_predicate=choose)
 
@@ -143,6 +177,11 @@ def assemble(
             raise CheckpointError(
                 f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, "
                 f"but config.json asks for {list(placeholder.shape)}"
+            )
+        if mx.issubdtype(array.dtype, mx.floating) != mx.issubdtype(placeholder.dtype, mx.floating):
+            raise CheckpointError(
+                f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} holds {str(array.dtype).split('.')[-1]} numbers "
+                "in a format that this version does not know"
             )
         yield parameter, array
 

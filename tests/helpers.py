@@ -13,7 +13,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
 
 from mlx.utils import tree_flatten, tree_unflatten  # noqa: E402
-from seeded_fixtures import load_golden, materialize  # noqa: E402
+from seeded_fixtures import load_golden, materialize, read_safetensors  # noqa: E402
 
 from mlx_linattn.state import RecurrentState  # noqa: E402
 from mlx_linattn.weights import float32_parameters  # noqa: E402
@@ -23,9 +23,12 @@ __all__ = [
     "assert_close",
     "check_golden",
     "check_precision",
+    "folder_bytes",
     "golden",
     "largest_difference",
     "materialize",
+    "stock_load",
+    "stored",
     "tolerance",
 ]
 
@@ -119,3 +122,20 @@ def check_padding(model, want, within: float) -> None:
     for r in (0, 1):
         alone = model(ids[r : r + 1, : ends[r] + 1])[:, -1]
         assert_close(step[r], alone, within, f"row {r} of a ragged batch")
+
+
+def stored(folder: Path, file: str = "model.safetensors") -> dict[str, tuple[str, np.ndarray]]:
+    """Name -> (dtype, numbers as stored) of one safetensors file."""
+    return read_safetensors(Path(folder) / file)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, for comparing folders byte by byte."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def stock_load(folder: Path):
+    """The model and config that stock mlx_lm makes of a folder."""
+    from mlx_linattn.interop.door import mlx_lm
+
+    return mlx_lm("utils").load_model(Path(folder))

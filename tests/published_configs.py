@@ -57,6 +57,39 @@ def kimi():
     }
 
 
+def kimi_k3():
+    full = [*range(4, 93, 4), 93]
+    text = kimi() | {
+        "hidden_size": 7168,
+        "num_hidden_layers": 93,
+        "linear_attn_config": {
+            "kda_layers": [i for i in range(1, 94) if i not in full],
+            "full_attn_layers": full,
+            "num_heads": 96,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "gate_lower_bound": -5.0,
+            "use_full_rank_gate": True,
+        },
+        "num_attention_heads": 96,
+        "q_lora_rank": 1536,
+        "mla_use_output_gate": True,
+        "attn_res_block_size": 12,
+        "hidden_act": "situ",
+        "activation_situ_beta": 4.0,
+        "activation_situ_linear_beta": 25.0,
+        "num_experts": 896,
+        "num_experts_per_token": 16,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 3072,
+        "routed_expert_hidden_size": 3584,
+        "latent_moe_use_norm": True,
+        "intermediate_size": 33792,
+        "routed_scaling_factor": 1.0,
+    }
+    return {"model_type": "kimi_k3", "text_config": text | {"model_type": "kimi_linear"}}
+
+
 def ling3():
     return {
         "model_type": "bailing_hybrid",
@@ -221,3 +254,9 @@ def jamba(layers, hidden, period, offset, heads, kv_heads, rank, experts):
         "tie_word_embeddings": experts == 1,
         "max_position_embeddings": 262144,
     }
+
+
+def fla(model_type, layers, heads, **more):
+    """1.3B models of flash-linear-attention."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": layers, "num_heads": heads, "vocab_size": 32000}
+    return {"model_type": model_type, **sizes, "intermediate_size": None, **more}

@@ -7,13 +7,14 @@ from huggingface_hub.errors import NotASafetensorsRepoError
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata
 from huggingface_hub.utils import TensorInfo as HubTensor
 from mlx.utils import tree_flatten
-from published_configs import jamba, kimi, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
+from published_configs import fla, jamba, kimi, kimi_k3, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
 
 from mlx_linattn import info
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.figures import figures
 from mlx_linattn.loading import load_model
+from mlx_linattn.state import KVState
 
 PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3-Next-80B-A3B": (qwen(48, 16, 32, 2, 2048, 16, "qwen3_next"), 73.69, 24_576),
@@ -24,6 +25,7 @@ PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3.5-122B-A10B": (qwen(48, 16, 64, 2, 3072, 32, "qwen3_5_moe"), 146.53, 24_576),
     "Qwen3.5-397B-A17B": (qwen(60, 16, 64, 2, 4096, 32, "qwen3_5_moe"), 183.16, 30_720),
     "Kimi-Linear-48B-A3B": (kimi(), 41.41, 8_064),
+    "Kimi-K3": (kimi_k3(), 428.55, 27_648),
     "Ling-3.0-Flash": (ling3(), 72.46, 8_064),
     "Olmo-Hybrid-7B": (olmo(), 52.21, 122_880),
     "MiniMax-Text-01": (minimax(), 280.00, 40_960),
@@ -32,6 +34,9 @@ PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Jamba-v0.1": (jamba(32, 4096, 8, 4, 32, 8, 256, 16), 15.31, 16_384),
     "Jamba-Reasoning-3B": (jamba(28, 2560, 14, 7, 20, 1, 160, 1), 8.89, 1_024),
     "RecurrentGemma-2B": (recurrent_gemma(), 0.44, 0),
+    "RetNet-1.3B": (fla("retnet", 24, 8, hidden_ratio=2), 96.00, 0),
+    "Gated DeltaNet, fla defaults": (fla("gated_deltanet", 21, 6, head_dim=256, expand_v=2), 63.74, 0),
+    "GLA-1.3B": (fla("gla", 24, 4), 48.00, 0),
 }
 
 
@@ -49,6 +54,16 @@ def test_a_window_is_counted_until_it_is_full():
     assert found.layers == {"RG-LRU": 18, "window attention": 8}
     assert found.context_bytes(1000) == found.state_bytes + 1000 * 8192
     assert found.context_bytes(10**6) == found.state_bytes + 2048 * 8192
+
+
+def test_retnet_has_the_published_number_of_parameters():
+    found = figures(fla("retnet", 24, 8, hidden_ratio=2))
+    assert found.layers == {"linear attention": 24}
+    assert found.parameters == 1_351_727_104
+
+
+def test_a_delta_rule_without_decay_is_called_deltanet():
+    assert figures(fla("delta_net", 24, 16)).layers == {"DeltaNet": 24}
 
 
 def test_kimi_in_full():
@@ -88,7 +103,7 @@ def test_figures_are_what_the_loaded_model_holds(name, fixture_folder):
     state = model.make_cache()
     model([[1, 2, 3]], state)
     assert found.state_bytes == state.recurrent_nbytes
-    columns = next(layer.exact[0].shape[2] for layer in state if hasattr(layer, "exact"))
+    columns = next(layer.exact[0].shape[2] for layer in state if isinstance(layer, KVState))
     assert found.kv_bytes_per_token * columns == state.kv_nbytes
 
 

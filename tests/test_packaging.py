@@ -32,10 +32,9 @@ def installed_path(file: Path) -> str:
 
 
 def files_that_matter() -> set[str]:
-    files = [f for home in HOMES for suffix in ("py", "metal", "h") for f in (ROOT / home).rglob(f"*.{suffix}")]
-    files += (ROOT / "mlx_linattn" / "data" / "demo").iterdir()
-    files.append(ROOT / "mlx_linattn" / "py.typed")
-    return {installed_path(file) for file in files}
+    """Everything that lies in the folders: code, kernel sources, the demo, py.typed."""
+    files = {f for home in HOMES for f in (ROOT / home).rglob("*") if f.is_file()}
+    return {installed_path(f) for f in files if "__pycache__" not in f.parts and f.name != ".DS_Store"}
 
 
 def build(source: Path, kind: str, into: Path) -> Path:
@@ -64,15 +63,22 @@ def wheel(source, tmp_path_factory):
 
 
 def test_every_folder_with_code_is_a_listed_package():
-    folders = {file.parent for home in HOMES for kind in ("py", "metal") for file in (ROOT / home).rglob(f"*.{kind}")}
+    folders = {
+        file.parent for home in HOMES for kind in ("py", "metal", "cu") for file in (ROOT / home).rglob(f"*.{kind}")
+    }
     named = {installed_path(folder).replace("/", ".") for folder in folders}
     assert named == set(PROJECT["tool"]["setuptools"]["packages"])
     assert all((folder / "__init__.py").exists() for folder in folders), "editable installs miss folders without one"
 
 
 def test_wheel_holds_everything(wheel):
-    missing = files_that_matter() - set(wheel.namelist())
-    assert not missing
+    wanted = files_that_matter()
+    assert {
+        "mlx_linattn/py.typed",
+        "mlx_linattn/data/demo/model.safetensors",
+        "mlx_linattn/metal/__init__.py",
+    } <= wanted
+    assert not wanted - set(wheel.namelist())
 
 
 def test_wheel_puts_only_our_name_into_site_packages(wheel):

@@ -6,13 +6,15 @@
     PUBLISHED     how published checkpoints differ from that layout
     DROPPED       tensors that a text model has no use for, and why
     QUANTIZE      which weights stay as they are or need more bits
-    MLX           how stock mlx_lm wants the result: model_type and name prefix
+    MLX_TYPES     model_type -> the name under which stock mlx_lm knows it
+    MLX_PREFIX    what stock mlx_lm puts before every name;  PREFIXES  what others put there
 
 and, where it needs them,
 
     ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
     published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
     dropped(spec)       the same for DROPPED
+    earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
 
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.
 """
@@ -31,6 +33,7 @@ from . import (
     bailing_v25,
     fla,
     jamba,
+    kimi_k3,
     kimi_linear,
     mamba,
     minimax,
@@ -44,6 +47,7 @@ FAMILIES = (
     qwen3_next,
     qwen3_5,
     kimi_linear,
+    kimi_k3,
     olmo_hybrid,
     bailing_v3,
     bailing_v25,
@@ -84,6 +88,12 @@ def published(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
     """How the published checkpoints of a family differ from MLX layout, for a model of these sizes."""
     sized = getattr(module, "published", None)
     return (*(sized(spec) if sized else ()), *module.PUBLISHED)
+
+
+def earlier(module: ModuleType, spec: ModelSpec) -> tuple[Published, ...]:
+    """How older releases of mlx_lm wrote the MLX layout of a family, for a model of these sizes."""
+    sized = getattr(module, "earlier", None)
+    return sized(spec) if sized else ()
 
 
 def dropped(module: ModuleType, spec: ModelSpec) -> tuple[tuple[str, str], ...]:

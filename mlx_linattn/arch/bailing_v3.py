@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..errors import CheckpointError
 from ..layout import Published, Quantize, Take
 from ..spec import KdaSpec, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec
-from .common import absorbed_latents, kda_names, moe_names, stacked_experts
+from .common import absorbed_latents, dense_mlp, kda_names, moe_names, stacked_experts
 from .config import Config
 
 MODEL_TYPES = ("bailing_hybrid",)
@@ -54,7 +54,9 @@ def spec(config: dict) -> ModelSpec:
     text.only("rope_interleave", True)
     text.only("no_kda_lora", True)
     text.only("gated_attention_proj_granularity_type", "head_wise")
-    heads, head_dim = text.integer("num_attention_heads"), text.integer("head_dim")
+    heads = text.integer("num_attention_heads")
+    # transformers, when it saves a config, writes the rotary width under head_dim and moves this one
+    head_dim = text.integer("linear_head_dim", text.get("head_dim"))
     eps = text.number("rms_norm_eps", 1e-6)
     rope_dim = text.integer("qk_rope_head_dim")
     # partial_rotary_factor says which part of a key is rotated; here that part is a matrix of its own
@@ -105,7 +107,7 @@ def _kinds(text: Config) -> list[str]:
 
 
 def _mlp(text: Config, index: int) -> MlpSpec | MoeSpec:
-    if index < text.integer("first_k_dense_replace", 2):
+    if dense_mlp(text, index, text.integer("first_k_dense_replace", 2)):
         return MlpSpec(text.integer("intermediate_size"))
     size = text.integer("moe_intermediate_size")
     shared = text.integer("moe_shared_expert_intermediate_size", size)
@@ -115,7 +117,7 @@ def _mlp(text: Config, index: int) -> MlpSpec | MoeSpec:
         size=size,
         shared_size=shared * text.integer("num_shared_experts", 1),
         router=text.only("score_function", "sigmoid"),
-        renormalize=text.only("norm_topk_prob", True),
+        renormalize=text.only("norm_topk_prob", True) and text.only("moe_renormalize", True),
         scaling=text.number("routed_scaling_factor", 1.0),
         correction_bias=text.only("moe_router_enable_expert_bias", True),
         groups=text.integer("n_group", text.integer("num_expert_group", 1)),

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 from ..layout import Published, Take
 from ..spec import KdaSpec, MlaSpec, ModelSpec
+from .config import Config
 
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def dense_mlp(text: Config, index: int, first: int) -> bool:
+    """Whether a layer has one MLP instead of a mixture: by ``mlp_layer_types`` where present, else each before ``first``."""
+    kinds = text.get("mlp_layer_types", None)
+    return index < first if kinds is None else kinds[index] == "dense"
 
 
 def stacked_experts(module: str = "(.*)", folder: str = "{1}.experts") -> tuple[Published, ...]:
@@ -39,11 +46,11 @@ def absorbed_latents(spec: ModelSpec) -> tuple[Published, ...]:
         return ()
     keys, rows = mla.nope_dim, mla.nope_dim + mla.value_dim
     heads = ("reshape", mla.heads, rows, -1)
+    embed_q = Take("{1}.kv_b_proj.weight", heads, ("cut", 1, 0, keys), ("move_axis", 2, 1))
+    unembed_out = Take("{1}.kv_b_proj.weight", heads, ("cut", 1, keys, rows))
     return (
-        Published(
-            r"(.*)\.embed_q\.weight", Take("{1}.kv_b_proj.weight", heads, ("cut", 1, 0, keys), ("move_axis", 2, 1))
-        ),
-        Published(r"(.*)\.unembed_out\.weight", Take("{1}.kv_b_proj.weight", heads, ("cut", 1, keys, rows))),
+        Published(r"(.*)\.embed_q\.weight", Take("{0}"), embed_q),
+        Published(r"(.*)\.unembed_out\.weight", Take("{0}"), unembed_out),
     )
 
 

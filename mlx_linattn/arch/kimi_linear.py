@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..errors import CheckpointError
 from ..layout import Published, Quantize, Take
 from ..spec import KdaSpec, LayerSpec, MlaSpec, MlpSpec, ModelSpec, MoeSpec
-from .common import absorbed_latents, kda_names, moe_names, stacked_experts
+from .common import absorbed_latents, dense_mlp, kda_names, moe_names, stacked_experts
 from .config import Config
 
 MODEL_TYPES = ("kimi_linear",)
@@ -42,18 +42,29 @@ def published(spec: ModelSpec) -> tuple[Published, ...]:
     return absorbed_latents(spec)
 
 
+def earlier(spec: ModelSpec) -> tuple[Published, ...]:
+    return absorbed_latents(spec)  # mlx_lm did not split kv_b_proj at first, and quantized it whole
+
+
 def spec(config: dict) -> ModelSpec:
     text = Config(config)
     text.only("hidden_act", "silu")
-    text.only("mla_use_nope", True)
-    text.only("attention_bias", False)
-    text.only("mla_use_output_gate", False)
-    text.only("attn_res_block_size", None)
-    text.only("routed_expert_hidden_size", None)
-    eps = text.number("rms_norm_eps", 1e-5)
+    for switch in ("mla_use_output_gate", "latent_moe_use_norm"):
+        text.only(switch, False)
+    for number in ("attn_res_block_size", "routed_expert_hidden_size"):
+        text.only(number, None)
     linear = text.part("linear_attn_config")
     linear.only("use_full_rank_gate", False)
     linear.only("gate_lower_bound", None)
+    return base_spec(config, text)
+
+
+def base_spec(config: dict, text: Config) -> ModelSpec:
+    """What Kimi-Linear and Kimi-K3 have in common."""
+    text.only("mla_use_nope", True)
+    text.only("attention_bias", False)
+    linear = text.part("linear_attn_config")
+    eps = text.number("rms_norm_eps", 1e-5)
     head_dim = linear.integer("head_dim")
     kda = KdaSpec(
         key_heads=linear.integer("num_heads"),
@@ -100,8 +111,8 @@ def _kinds(linear: Config, text: Config) -> list[str]:
 
 def _mlp(text: Config, index: int) -> MlpSpec | MoeSpec:
     experts = text.integer("num_experts", text.integer("num_local_experts", 0))
-    first, step = text.integer("first_k_dense_replace", 0), max(text.integer("moe_layer_freq", 1), 1)
-    if not experts or index < first or index % step:
+    dense = dense_mlp(text, index, text.integer("first_k_dense_replace", 0))
+    if not experts or dense or index % max(text.integer("moe_layer_freq", 1), 1):
         return MlpSpec(text.integer("intermediate_size"))
     size = text.integer("moe_intermediate_size")
     return MoeSpec(

@@ -49,6 +49,8 @@ QUANTIZE = (
     Quantize(r".*\.conv1d", None, "short convolution: few numbers, all of the recurrence passes through them"),
     Quantize(r".*\.mlp\.(gate|shared_expert_gate)", 8, "router: a rounded score chooses another expert"),
     Quantize(r".*\.in_proj_(a|b|ba)", 8, "decay and write strength: errors add up over the whole context"),
+    Quantize(r".*\.(linear_attn|self_attn)\..*", 0, "mixer: it carries the memory", steps=1),
+    Quantize(r"lm_head|model\.embed_tokens", 0, "head or embedding: every token passes through it", steps=1),
 )
 
 

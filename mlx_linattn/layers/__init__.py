@@ -28,6 +28,7 @@ from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
+from .residual import ResidualMix
 from .rg_lru import RgLru
 
 BUILDS = {
@@ -55,23 +56,32 @@ class Layer(nn.Module):
         if spec.mlp is not None:
             self.mlp_norm = RMSNorm(hidden_size, norm_eps)
             self.mlp = BUILDS[type(spec.mlp)](spec.mlp, hidden_size)
+        if spec.mixer_residual.norm == "mixed":
+            self.mixer_mix, self.mlp_mix = ResidualMix(hidden_size, norm_eps), ResidualMix(hidden_size, norm_eps)
 
     def __call__(self, x, state, span, dtype=None):
-        """x [B, T, H] -> [B, T, H]; ``dtype`` is what the sub-layers compute in, where the residual stream is wider."""
+        """x [B, T, H] -> [B, T, H]; ``dtype`` is what the sub-layers compute in, where the residual stream is wider.
+
+        With mixed residuals, x is (blocks, sum): see ResidualSpec.
+        """
         dtype = dtype or x.dtype
-        x = _join(x, self.mixer_norm, lambda y: self.mixer(y.astype(dtype), state, span), self.spec.mixer_residual)
+        x = self._join("mixer", x, lambda y: self.mixer(y.astype(dtype), state, span), self.spec.mixer_residual)
         if self.spec.mlp is None:
             return x
-        return _join(x, self.mlp_norm, lambda y: self.mlp(y.astype(dtype)), self.spec.mlp_residual)
+        return self._join("mlp", x, lambda y: self.mlp(y.astype(dtype)), self.spec.mlp_residual)
+
+    def _join(self, name: str, x, f, residual: ResidualSpec):
+        norm = self[f"{name}_norm"]
+        if residual.norm == "before":
+            return x + f(norm(x))
+        if residual.norm == "after":
+            return x + norm(f(x))
+        if residual.norm == "mixed":
+            blocks, total = x
+            y = f(norm(self[f"{name}_mix"](blocks, total)))
+            return ((*blocks, total), y) if residual.starts_block else (blocks, total + y)
+        carried = norm(x)
+        return residual.alpha * carried + residual.beta * f(carried)
 
 
-def _join(x, norm, f, residual: ResidualSpec):
-    if residual.norm == "before":
-        return x + f(norm(x))
-    if residual.norm == "after":
-        return x + norm(f(x))
-    carried = norm(x)
-    return residual.alpha * carried + residual.beta * f(carried)
-
-
-__all__ = ["BUILDS", "Layer", "RMSNorm"]
+__all__ = ["BUILDS", "Layer", "RMSNorm", "ResidualMix"]

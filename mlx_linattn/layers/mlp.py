@@ -7,8 +7,12 @@ from .. import ops
 from ..spec import MlpSpec
 
 
-def limited_swiglu(gate, up, limit: float | None):
-    """silu(gate) * up, with silu(gate) cut above ``limit`` and up on both sides of it."""
+def limited_swiglu(gate, up, limit: float | None, soft_limits: tuple[float, float] | None = None):
+    """silu(gate) * up within the limits that MlpSpec describes."""
+    if soft_limits is not None:
+        a, b = soft_limits
+        gate32, up32 = gate.astype(mx.float32), up.astype(mx.float32)
+        return (a * mx.tanh(gate32 / a) * mx.sigmoid(gate32) * (b * mx.tanh(up32 / b))).astype(up.dtype)
     if limit is None:
         return ops.swiglu(gate, up)
     return mx.minimum(ops.silu(gate), limit) * mx.clip(up, -limit, limit)
@@ -26,4 +30,4 @@ class Mlp(nn.Module):
         gate, up = self.gate_proj(x), self.up_proj(x)
         if self.spec.activation == "gelu_tanh":
             return self.down_proj(nn.gelu_approx(gate) * up)
-        return self.down_proj(limited_swiglu(gate, up, self.spec.limit))
+        return self.down_proj(limited_swiglu(gate, up, self.spec.limit, self.spec.soft_limits))

@@ -5,6 +5,7 @@ import mlx.nn as nn
 
 from ..spec import MlpSpec, MoeSpec
 from .mlp import Mlp, limited_swiglu
+from .norm import RMSNorm
 
 
 class ExpertLinear(nn.Module):
@@ -51,12 +52,12 @@ class QuantizedExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    def __init__(self, experts: int, hidden_size: int, size: int, limit: float | None = None):
+    def __init__(self, spec: MoeSpec, width: int):
         super().__init__()
-        self.limit = limit
-        self.gate_proj = ExpertLinear(experts, hidden_size, size)
-        self.up_proj = ExpertLinear(experts, hidden_size, size)
-        self.down_proj = ExpertLinear(experts, size, hidden_size)
+        self.limits = spec.limit, spec.soft_limits
+        self.gate_proj = ExpertLinear(spec.experts, width, spec.size)
+        self.up_proj = ExpertLinear(spec.experts, width, spec.size)
+        self.down_proj = ExpertLinear(spec.experts, spec.size, width)
 
     def __call__(self, x, chosen):
         """x [N, H], chosen [N, top_k] -> [N, top_k, H]."""
@@ -69,7 +70,8 @@ class Experts(nn.Module):
         else:
             rows = mx.repeat(x, top_k, axis=0)
         rows = rows[:, None]
-        y = limited_swiglu(self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted), self.limit)
+        gate, up = self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted)
+        y = limited_swiglu(gate, up, *self.limits)
         y = self.down_proj(y, experts, is_sorted)[:, 0]
         if is_sorted:
             y = y[mx.argsort(order)]
@@ -103,11 +105,17 @@ class Moe(nn.Module):
         super().__init__()
         self.spec = spec
         self.gate = Router(hidden_size, spec.experts)
-        self.switch_mlp = Experts(spec.experts, hidden_size, spec.size, spec.limit)
+        self.switch_mlp = Experts(spec, spec.latent_size or hidden_size)
+        if spec.latent_size is not None:
+            self.latent_down = nn.Linear(hidden_size, spec.latent_size, bias=False)
+            self.latent_up = nn.Linear(spec.latent_size, hidden_size, bias=False)
+        if spec.latent_norm_eps is not None:
+            self.latent_norm = RMSNorm(spec.latent_size, spec.latent_norm_eps)
         if spec.correction_bias:
             self.correction_bias = mx.zeros((spec.experts,))
         if spec.shared_size:
-            self.shared_expert = Mlp(MlpSpec(spec.shared_size, limit=spec.shared_limit), hidden_size)
+            shared = MlpSpec(spec.shared_size, limit=spec.shared_limit, soft_limits=spec.soft_limits)
+            self.shared_expert = Mlp(shared, hidden_size)
         if spec.shared_gate:
             self.shared_expert_gate = Router(hidden_size, 1)
 
@@ -116,7 +124,12 @@ class Moe(nn.Module):
     def __call__(self, x):
         shape, x = x.shape, x.reshape(-1, x.shape[-1])
         chosen, weights = self.route(x)
-        y = (self.switch_mlp(x, chosen) * weights[..., None].astype(x.dtype)).sum(1)
+        latent = x if self.spec.latent_size is None else self.latent_down(x)
+        y = (self.switch_mlp(latent, chosen) * weights[..., None].astype(x.dtype)).sum(1)
+        if self.spec.latent_norm_eps is not None:
+            y = self.latent_norm(y)
+        if self.spec.latent_size is not None:
+            y = self.latent_up(y)
         if self.spec.shared_size:
             shared = self.shared_expert(x)
             if self.spec.shared_gate:

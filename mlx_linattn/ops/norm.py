@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from . import dispatch, mixer_kernels
 from .gates import sigmoid_gate, swiglu
 
 
@@ -17,6 +18,9 @@ def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1
 
     With ``groups``, each of that many equal parts of D has a root mean square of its own.
     """
+    D = x.shape[-1] // groups
+    if dispatch.choose(dispatch.Call("norm_then_gate", 1, x.size // D, D, dtype=x.dtype)).path == "rows":
+        return mixer_kernels.gated_norm(x, weight, gate, eps, parts=groups, sigmoid=activation == "sigmoid")
     x32 = x.astype(mx.float32)
     if groups == 1:
         normed = mx.fast.rms_norm(x32, weight, eps)
@@ -35,8 +39,11 @@ def gate_then_norm(x, weight, gate, eps: float, groups: int = 1):
 
     x, gate [..., D]; weight [D]. Returns x's shape and dtype, computed in float32.
     """
+    D = x.shape[-1] // groups
+    if dispatch.choose(dispatch.Call("gate_then_norm", 1, x.size // D, D, dtype=x.dtype)).path == "rows":
+        return mixer_kernels.gated_norm(x, weight, gate, eps, parts=groups, before=True)
     opened = swiglu(gate.astype(mx.float32), x.astype(mx.float32))
-    parts = opened.reshape(*x.shape[:-1], groups, -1)
+    parts = opened.reshape(*x.shape[:-1], groups, D)
     return (mx.fast.rms_norm(parts, None, eps).reshape(x.shape) * weight).astype(x.dtype)
 
 

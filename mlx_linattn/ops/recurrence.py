@@ -17,8 +17,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..errors import ShapeError
-from . import chunked, reference
-from .backend import forced_backend
+from . import chunked, dispatch, kernels, reference
 from .gates import fused
 
 
@@ -91,36 +90,41 @@ def recurrence(q, k, v, decay=None, beta=None, state=None, *, delta: bool, lengt
     _expect("k", k, (B, T, Hk, Dk))
     if Hv % Hk:
         raise ShapeError(f"recurrence: {Hv} value heads cannot share {Hk} key heads evenly")
+    gate = "none" if decay is None else "vector" if decay.ndim == 4 else "scalar"
     if decay is None:
         decay = mx.ones((B, T, Hv))
     if decay.ndim == 1:
         _expect("decay", decay, (Hv,))
         decay = mx.broadcast_to(decay, (B, T, Hv))
-    if decay.ndim == 3:
-        _expect("decay", decay, (B, T, Hv))
-        decay = decay[..., None]
-    else:
-        _expect("decay", decay, (B, T, Hv, Dk))
+    _expect("decay", decay, (B, T, Hv) if decay.ndim == 3 else (B, T, Hv, Dk))
     beta = mx.ones((B, T, Hv)) if beta is None else beta
     _expect("beta", beta, (B, T, Hv))
     state = mx.zeros((B, Hv, Dv, Dk)) if state is None else state
     _expect("state", state, (B, Hv, Dv, Dk))
     # Gates, write strengths and the state are float32 whatever q's dtype: in bfloat16 a decay of 0.999 never decays.
     decay, beta, state = (x.astype(mx.float32) for x in (decay, beta, state))
-    if lengths is not None:
-        real = (mx.arange(T) < lengths[:, None])[..., None]  # [B, T, 1]
-        decay, beta = mx.where(real[..., None], decay, 1.0), mx.where(real, beta, 0.0)
-    o, state = _run(q.astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32), decay, beta, state, delta)
-    return o.astype(v.dtype), state
+    call = dispatch.Call("recurrence", T, B * Hv, Dk, Dv, gate, delta, k.dtype)
+    row = dispatch.choose(call)
+    return PATHS[row.path](q.astype(k.dtype), k, v, decay, beta, state, delta, lengths, **row.options)
 
 
-def _run(q, k, v, decay, beta, state, delta):
-    T, repeats = q.shape[1], v.shape[2] // k.shape[2]
-    if forced_backend() != "reference":
-        if T == 1:
-            return _step(q, k, v, decay, beta, state, delta)
-        if T >= 4:
-            return chunked.recurrence(q, k, v, decay, beta, state, delta, chunk=8 if T <= 8 else 16)
+def _plain(run):
+    """A path in plain MLX: float32 throughout, and padded tokens as decay 1 and beta 0."""
+
+    def path(q, k, v, decay, beta, state, delta, lengths, **options):
+        decay = decay[..., None] if decay.ndim == 3 else decay
+        if lengths is not None:
+            real = (mx.arange(v.shape[1]) < lengths[:, None])[..., None]  # [B, T, 1]
+            decay, beta = mx.where(real[..., None], decay, 1.0), mx.where(real, beta, 0.0)
+        q, k, v32 = (x.astype(mx.float32) for x in (q, k, v))
+        o, state = run(q, k, v32, decay, beta, state, delta, **options)
+        return o.astype(v.dtype), state
+
+    return path
+
+
+def _reference(q, k, v, decay, beta, state, delta):
+    repeats = v.shape[2] // k.shape[2]
     if repeats > 1:
         q, k = mx.repeat(q, repeats, axis=2), mx.repeat(k, repeats, axis=2)
     return reference.recurrence(q, k, v, decay, beta, state, delta)
@@ -161,3 +165,14 @@ def _rewritten(state, decay, beta, update, k):
 def _expect(name, array, shape):
     if tuple(array.shape) != shape:
         raise ShapeError(f"recurrence: {name} has shape {tuple(array.shape)}, expected {shape}")
+
+
+#: The paths that the dispatch table names; a kernel takes q, k and v in their own dtypes.
+PATHS = {
+    "reference": _plain(_reference),
+    "step": _plain(_step),
+    "chunked": _plain(chunked.recurrence),
+    "packed": kernels.packed,
+    "simdgroup": kernels.simdgroup,
+    "tensor_core": kernels.tensor_core,
+}

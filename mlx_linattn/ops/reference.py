@@ -21,13 +21,10 @@ def recurrence(q, k, v, decay, beta, state, delta):
     return mx.stack(outputs, axis=1), state
 
 
-def short_conv(x, weight, bias, window):
-    """y_t = sum_i weight[:, i] * x_{t - K + 1 + i} + bias over [window, x]; x [B, T, C], weight [C, K], window [B, K-1, C]."""
+def short_conv(past, weight, T):
+    """y_t = sum_i weight[:, i] * past_{t+i}; past [B, K-1+T, C] begins with the window, weight [C, K]."""
     K = weight.shape[1]
-    past = mx.concatenate([window, x], axis=1)
-    rows = [(past[:, t : t + K] * weight.T).sum(1) for t in range(x.shape[1])]
-    y = mx.stack(rows, axis=1)
-    return y if bias is None else y + bias
+    return mx.stack([(past[:, t : t + K] * weight.T).sum(1) for t in range(T)], axis=1)
 
 
 def diagonal_scan(a, u, state):

@@ -12,8 +12,7 @@ import math
 import mlx.core as mx
 
 from ..errors import ShapeError
-from . import reference
-from .backend import forced_backend
+from . import dispatch, reference, scan_kernels
 
 GROUP = 1 << 20  # elements of one temporary of the selective scan
 
@@ -36,12 +35,8 @@ def diagonal_scan(decay, update, state=None, lengths=None):
     _expect("diagonal_scan", "decay", decay, (B, T, W))
     state = mx.zeros((B, W)) if state is None else state
     _expect("diagonal_scan", "state", state, (B, W))
-    a, u, state = (x.astype(mx.float32) for x in (decay, update, state))
-    if lengths is not None:
-        real = (mx.arange(T) < lengths[:, None])[..., None]
-        a, u = mx.where(real, a, 1.0), mx.where(real, u, 0.0)
-    h, state = (reference.diagonal_scan if forced_backend() == "reference" else _scan)(a, u, state)
-    return h.astype(update.dtype), state
+    row = dispatch.choose(dispatch.Call("diagonal_scan", T, -(-B * W // 32), dtype=update.dtype))
+    return DIAGONAL[row.path](decay, update, state.astype(mx.float32), lengths, **row.options)
 
 
 def selective_scan(x, delta, A, B, C, D=None, state=None, lengths=None):
@@ -70,13 +65,33 @@ def selective_scan(x, delta, A, B, C, D=None, state=None, lengths=None):
         ("state", state, (rows, inner, N)),
     ):
         _expect("selective_scan", name, array, shape)
-    x32, delta, A, B, C, state = (array.astype(mx.float32) for array in (x, delta, A, B, C, state))
-    if lengths is not None:  # a step of size 0 decays nothing and adds nothing
-        delta = mx.where((mx.arange(T) < lengths[:, None])[..., None], delta, 0.0)
-    run = reference.selective_scan if forced_backend() == "reference" else _selective
-    y, state = run(x32, delta, A, B, C, state)
-    y = y if D is None else y + D.astype(mx.float32) * x32
-    return y.astype(x.dtype), state
+    call = dispatch.Call("selective_scan", T, -(-rows * inner // 32), N, dtype=x.dtype)
+    row = dispatch.choose(call)
+    return SELECTIVE[row.path](x, delta, A, B, C, D, state.astype(mx.float32), lengths, **row.options)
+
+
+def _plain_diagonal(run):
+    def path(decay, update, state, lengths):
+        a, u = decay.astype(mx.float32), update.astype(mx.float32)
+        if lengths is not None:
+            real = (mx.arange(u.shape[1]) < lengths[:, None])[..., None]
+            a, u = mx.where(real, a, 1.0), mx.where(real, u, 0.0)
+        h, state = run(a, u, state)
+        return h.astype(update.dtype), state
+
+    return path
+
+
+def _plain_selective(run):
+    def path(x, delta, A, B, C, D, state, lengths):
+        x32, delta, A, B, C = (array.astype(mx.float32) for array in (x, delta, A, B, C))
+        if lengths is not None:  # a step of size 0 decays nothing and adds nothing
+            delta = mx.where((mx.arange(x.shape[1]) < lengths[:, None])[..., None], delta, 0.0)
+        y, state = run(x32, delta, A, B, C, state)
+        y = y if D is None else y + D.astype(mx.float32) * x32
+        return y.astype(x.dtype), state
+
+    return path
 
 
 def _scan(a, u, h):
@@ -88,10 +103,7 @@ def _scan(a, u, h):
     chunks = T // steps
     whole = chunks * steps
     a_chunks, u_chunks = (x[:, :whole].reshape(B, chunks, steps, *rest) for x in (a, u))
-    added = u_chunks[:, :, 0]
-    for i in range(1, steps):
-        added = a_chunks[:, :, i] * added + u_chunks[:, :, i]
-    ends, last = _scan(mx.prod(a_chunks, axis=2), added, h)
+    ends, last = _scan(mx.prod(a_chunks, axis=2), _end_of(a_chunks, u_chunks), h)
     h = mx.concatenate([h[:, None], ends[:, :-1]], axis=1)
     outputs = []
     for i in range(steps):
@@ -102,6 +114,14 @@ def _scan(a, u, h):
         return y, last
     tail, last = _scan(a[:, whole:], u[:, whole:], last)
     return mx.concatenate([y, tail], axis=1), last
+
+
+def _end_of(decay, update):
+    """What each chunk adds to the state, from zero; [B, chunks, steps, ...] -> [B, chunks, ...]."""
+    added = update[:, :, 0]
+    for i in range(1, update.shape[2]):
+        added = decay[:, :, i] * added + update[:, :, i]
+    return added
 
 
 def _selective(x, delta, A, B, C, state):
@@ -122,13 +142,43 @@ def _selective(x, delta, A, B, C, state):
 
 
 def _selective_group(added, delta, A, B, C, h):
+    rows, T, inner = delta.shape
+    steps = 1 << (T.bit_length() // 2)
+    chunks = -(-T // steps)
+
+    def chunked(x):  # a token of size 0 changes nothing
+        x = x if steps * chunks == T else mx.pad(x, [(0, 0), (0, steps * chunks - T), (0, 0)])
+        return x.reshape(rows, chunks, steps, 1, -1)
+
     # 2^x by power: MLX's exp is three times slower on x86 CPUs and wrong in the sixth digit.
-    decay = mx.power(2.0, delta[:, :, None, :] * A)  # [B, T, N, inner]
-    update = added[:, :, None, :] * B[..., None]
-    h, last = _scan(decay, update, h)
-    return (C[:, :, None, :] @ h)[:, :, 0], last
+    decay = mx.power(2.0, chunked(delta) * A)  # [B, chunks, steps, N, inner]
+    update = chunked(added) * chunked(B).swapaxes(-1, -2)
+    C = chunked(C)
+    h = h[:, None]
+    if chunks > 1:
+        ends, last = _scan(mx.prod(decay, axis=2), _end_of(decay, update), h[:, 0])
+        h = mx.concatenate([h, ends[:, :-1]], axis=1)
+    outputs = []
+    for i in range(steps):
+        h = decay[:, :, i] * h + update[:, :, i]
+        outputs.append(C[:, :, i] @ h)
+    y = mx.stack(outputs, axis=2).reshape(rows, steps * chunks, inner)
+    return y[:, :T], h[:, -1] if chunks == 1 else last
 
 
 def _expect(op, name, array, shape):
     if tuple(array.shape) != shape:
         raise ShapeError(f"{op}: {name} has shape {tuple(array.shape)}, expected {shape}")
+
+
+#: The paths that the dispatch table names.
+DIAGONAL = {
+    "reference": _plain_diagonal(reference.diagonal_scan),
+    "chunked_scan": _plain_diagonal(_scan),
+    "segments": scan_kernels.diagonal,
+}
+SELECTIVE = {
+    "reference": _plain_selective(reference.selective_scan),
+    "chunked_scan": _plain_selective(_selective),
+    "staged": scan_kernels.selective,
+}

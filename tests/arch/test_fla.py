@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from helpers import FIXTURES, assert_close, check_golden, check_precision, golden
 from seeded_fixtures import read_safetensors, write_safetensors
-from stock import our_layout
 
 from mlx_linattn import ops
 from mlx_linattn.arch import fla
+from mlx_linattn.convert import convert
 from mlx_linattn.errors import CheckpointError, RequestError
 from mlx_linattn.layers.linear_attention import LinearAttention
 from mlx_linattn.loading import load_model
@@ -112,16 +112,14 @@ def test_files_written_without_fused_norms(name, fixture_folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mlx_layout_loads_to_the_same_model(name, fixture_folder):
-    folder = fixture_folder(name)
-    model, _ = load_model(folder, dtype="float32")
-    layout = our_layout(folder)
-    mx.eval(layout)
-    (folder / "model.safetensors").unlink()
-    mx.save_safetensors(str(folder / "model.safetensors"), layout, {"format": "mlx"})
-    again, _ = load_model(folder, dtype="float32")
-    ids = golden(name)["input_ids"]
-    assert_close(again(ids), np.array(model(ids)), 0.0)
+def test_converted_folders_load_to_the_same_model(name, fixture_folder, tmp_path):
+    folder, ids = fixture_folder(name), golden(name)["input_ids"]
+    want = np.array(load_model(folder, dtype="float32")[0](ids))
+    convert(folder, tmp_path / "plain")
+    assert_close(load_model(tmp_path / "plain")[0](ids), want, 0.0)
+    convert(folder, tmp_path / "quantized", quantize=True, q_bits=8, q_group_size=32)
+    rounded = np.array(load_model(tmp_path / "quantized")[0](ids))
+    assert 0 < np.abs(rounded - want).mean() < 0.1 * want.std()
 
 
 def test_a_window_of_attention_sees_exactly_its_tokens():
@@ -239,9 +237,3 @@ def test_switches_that_change_the_spec():
     assert mixer("fla_gla", use_output_gate=False).output_gate is None
     assert mixer("fla_hgrn2", use_lower_bound=False).decay.bounded is False
     assert mixer("fla_linear_attn", norm_feature_map=True, feature_map="elu").normalize is True
-    assert (
-        fla.spec(config_of("fla_retnet", intermediate_size=None, hidden_size=2048, num_heads=8, hidden_ratio=2))
-        .layers[0]
-        .mlp.size
-        == 2816
-    )  # RetNet-1.3B

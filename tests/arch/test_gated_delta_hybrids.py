@@ -1,4 +1,4 @@
-"""Kimi-Linear, OLMo-Hybrid and Ling-3 against transformers' logits and against stock mlx_lm, in every layout."""
+"""Kimi-Linear, Kimi-K3, OLMo-Hybrid and Ling-3 against their references' logits and against stock mlx_lm, in every layout."""
 
 import json
 
@@ -8,27 +8,34 @@ import stock
 from helpers import assert_close, check_golden, golden, largest_difference, tolerance
 
 from mlx_linattn import arch
+from mlx_linattn.checkpoint import Checkpoint
+from mlx_linattn.convert import convert
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
 
-FIXTURES = ["kimi_linear", "olmo_hybrid", "bailing_hybrid_v3"]
+FIXTURES = ["kimi_linear", "kimi_k3", "olmo_hybrid", "bailing_hybrid_v3"]
 
 
 def edit_config(folder, **changes):
     """Change keys of a folder's config.json; None removes one."""
     file = folder / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    config = json.loads(file.read_text())
+    text = config.get("text_config", config)
+    text |= changes
+    for key in [key for key, value in changes.items() if value is None]:
+        del text[key]
+    file.write_text(json.dumps(config))
     return folder
 
 
-def rewrite(folder, change):
+def rewrite(folder, change, layout="pt"):
     """Apply ``change`` to a folder's tensors, given and returned as a dict."""
     file = folder / "model.safetensors"
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     tensors = {name: mx.array(array) for name, array in mx.load(str(file)).items()}
     mx.eval(tensors)
-    mx.save_safetensors(str(file), change(tensors), metadata={"format": "pt"})
+    mx.save_safetensors(str(file), change(tensors), metadata={"format": layout})
     return folder
 
 
@@ -54,6 +61,26 @@ def test_stock_mlx_lm_agrees_on_the_published_files(name, fixture_folder):
 
 
 @pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_stock_mlx_lm_loads_what_we_convert(bits, name, fixture_folder, tmp_path):
+    options = {} if bits is None else {"quantize": True, "q_bits": bits, "q_group_size": 32}
+    convert(fixture_folder(name), tmp_path / "mlx", **options)
+    ours, _ = load_model(tmp_path / "mlx")
+    theirs = stock.stock_model(tmp_path / "mlx")
+    assert stock.difference(ours, theirs, name) <= tolerance(name)
+    if bits is None:
+        check_golden(ours, name)
+
+
+def test_router_biases_stay_float32_in_a_bfloat16_conversion(fixture_folder, tmp_path):
+    for name, bias in (("kimi_linear", "e_score_correction_bias"), ("bailing_hybrid_v3", "expert_bias")):
+        target = tmp_path / f"{name}_mlx"
+        convert(fixture_folder(name), target, dtype="bfloat16")
+        tensors = Checkpoint(target).tensors
+        assert {info.dtype for tensor, info in tensors.items() if tensor.endswith(bias)} == {"F32"}
+
+
+@pytest.mark.parametrize("name", FIXTURES)
 def test_a_folder_that_stock_mlx_lm_wrote_loads(name, fixture_folder, tmp_path):
     converted = stock.convert(fixture_folder(name), tmp_path / "mlx")
     model, _ = load_model(converted, dtype="float32")
@@ -68,16 +95,48 @@ def test_a_folder_that_stock_mlx_lm_quantized_gives_its_logits(name, fixture_fol
     assert stock.difference(ours, theirs, name) <= 1e-3
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+def test_kimi_in_mlx_layout_before_kv_b_proj_was_split(bits, fixture_folder, tmp_path):
+    source = fixture_folder("kimi_linear")
+    options = None if bits is None else {"group_size": 32, "bits": bits}
+    folder = stock.convert(source, tmp_path / "old", options)
+    module = "model.layers.3.self_attn.kv_b_proj"
+    whole = mx.array(mx.load(str(source / "model.safetensors"))[f"{module}.weight"])
+    parts = [whole] if bits is None else mx.quantize(whole, 32, bits)
+
+    def as_it_was(tensors):
+        kept = {name: array for name, array in tensors.items() if "embed_q" not in name and "unembed_out" not in name}
+        return kept | {f"{module}.{part}": array for part, array in zip(("weight", "scales", "biases"), parts)}
+
+    rewrite(folder, as_it_was, "mlx")
+    ours, _ = load_model(folder, dtype="float32")
+    exact = load_model(source, dtype="float32")[0]
+    for part in ("embed_q", "unembed_out"):
+        got, want = (model.layers[3].mixer[part].weight for model in (ours, exact))
+        assert_close(got, want, 0.0 if bits is None else mx.abs(want).max().item() / 100, part)
+
+
 def test_q_k_and_v_may_be_quantized_differently(fixture_folder, tmp_path):
     def mixed(path, _):
         return {"group_size": 32, "bits": 8} if path.endswith("v_proj") else True
 
     options = {"group_size": 32, "bits": 4, "quant_predicate": mixed}
-    for name in FIXTURES:
+    for name in ("kimi_linear", "olmo_hybrid", "bailing_hybrid_v3"):
         converted = stock.convert(fixture_folder(name), tmp_path / f"{name}_mixed", options)
         ours, _ = load_model(converted)
         theirs = stock.stock_model(converted)
         assert stock.difference(ours, theirs, name) <= 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", [name for name in FIXTURES if name != "kimi_k3"])
+def test_a_config_that_transformers_saved_means_the_same(name, fixture_folder):
+    from transformers import AutoConfig
+
+    folder = fixture_folder(name)
+    AutoConfig.from_pretrained(folder).save_pretrained(folder)
+    model, _ = load_model(folder, dtype="float32")
+    check_golden(model, name)
 
 
 def test_kimi_dense_layers_saved_under_the_mixtures_name(fixture_folder):
@@ -162,6 +221,8 @@ def test_ling_limits_of_the_experts_are_honoured(key, fixture_folder):
         ("kimi_linear", {"hidden_act": "situ"}),
         ("kimi_linear", {"attn_res_block_size": 12}),
         ("kimi_linear", {"mla_use_output_gate": True}),
+        ("kimi_k3", {"hidden_act": "silu"}),
+        ("kimi_k3", {"attn_res_block_size": None}),
         ("bailing_hybrid_v3", {"rope_interleave": False}),
         ("bailing_hybrid_v3", {"no_kda_lora": False}),
         ("bailing_hybrid_v3", {"gated_attention_proj_granularity_type": "element_wise"}),

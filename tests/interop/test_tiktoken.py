@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import pytest
 import regex
+from helpers import FIXTURES, materialize
 
+from mlx_linattn.convert import convert
 from mlx_linattn.errors import TokenizerError
 from mlx_linattn.interop import tiktoken
+from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.interop.tokenizer import load_tokenizer
 
 PIECES = [
@@ -147,6 +150,16 @@ def test_what_is_written_needs_neither_ranks_nor_code(folder, tmp_path):
     ours, theirs = load_tokenizer(folder, {}), load_tokenizer(target, {})
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
+
+
+def test_a_conversion_writes_the_tokenizer_beside_the_weights(folder, tmp_path):
+    materialize(FIXTURES / "kimi_linear", folder)
+    convert(folder, tmp_path / "mlx")
+    written = {file.name for file in (tmp_path / "mlx").iterdir()}
+    assert "tokenizer.json" in written and not written & {"tiktoken.model", "tokenization_kimi.py"}
+    ours, stock = load_tokenizer(folder, {}), mlx_lm("utils").load_tokenizer(tmp_path / "mlx")
+    for text in TEXTS:
+        assert stock.encode(text) == ours.encode(text)
 
 
 def test_streamed_text_is_the_whole_text(folder):

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_linattn.layers.mla import HeadLinear, LatentAttention
 from mlx_linattn.spec import MlaSpec, RopeSpec
-from mlx_linattn.state import ModelState
+from mlx_linattn.state import KVOptions, ModelState
 
 HIDDEN = 64
 SIZES = {"heads": 4, "rank": 32, "nope_dim": 16, "rope_dim": 8, "value_dim": 24, "norm_eps": 1e-6}
@@ -21,15 +21,15 @@ SPECS = {
 }
 
 
-def layer(spec, seed=0):
+def layer(spec, seed=0, std=0.3):
     module = LatentAttention(spec, HIDDEN)
     rng = np.random.default_rng(seed)
-    module.update(tree_map(lambda x: mx.array(rng.normal(0, 0.3, x.shape).astype(np.float32)), module.parameters()))
+    module.update(tree_map(lambda x: mx.array(rng.normal(0, std, x.shape).astype(np.float32)), module.parameters()))
     return module
 
 
-def run(module, pieces):
-    state = ModelState([module.make_state()])
+def run(module, pieces, options=KVOptions()):  # noqa: B008 - frozen
+    state = ModelState([module.make_state()], options)
     outputs = []
     for x in pieces:
         span = state.span(*x.shape[:2], None)
@@ -125,6 +125,30 @@ def test_a_restored_cache_goes_on_as_if_nothing_had_happened():
         if piece.shape[1] == 7:
             state.restore(snapshot)
     assert_close(got, whole[:, 20:], 1e-5, "after restoring")
+
+
+@pytest.mark.parametrize(("bits", "within"), [(8, 0.02), (4, 0.3)])
+def test_latents_in_few_bits_give_nearly_the_same(bits, within):
+    # As in real models, no group has both latents and rotated features, whose sizes differ.
+    module = layer(MlaSpec(4, 64, 16, 32, 24, RopeSpec(32, 1e4, interleaved=True), 1e-6), std=0.15)
+    x = mx.array(np.random.default_rng(4).normal(size=(1, 400, HIDDEN)).astype(np.float32))
+    pieces = [x[:, :300], x[:, 300:399], x[:, 399:]]
+    exact, full = run(module, pieces)
+    got, small = run(module, pieces, KVOptions(kv_bits=bits, kv_group_size=32))
+    error, size = mx.linalg.norm(got - exact).item(), mx.linalg.norm(exact).item()
+    assert error < within * size, f"{bits}-bit latents are {error / size:.1%} off"
+    assert small.kv_nbytes == full.kv_nbytes * (bits + 2) // 32  # a float32 scale and offset for 32 numbers
+
+
+def test_a_bounded_cache_of_latents_is_exact_until_it_is_full():
+    module = layer(SPECS["interleaved"])
+    x = mx.array(np.random.default_rng(5).normal(size=(1, 60, HIDDEN)).astype(np.float32))
+    pieces = [x[:, i : i + 6] for i in range(0, 60, 6)]
+    exact, _ = run(module, pieces)
+    got, state = run(module, pieces, KVOptions(max_kv_size=36))
+    assert_close(got[:, :36], exact[:, :36], 1e-5, "before it is full")
+    assert not np.allclose(got[:, 48:], exact[:, 48:], atol=1e-3)
+    assert state.nbytes == 36 * 40 * 4
 
 
 def test_transient_memory_does_not_grow_with_heads_times_context():

@@ -1,0 +1,492 @@
+// The matrix-state recurrence on NVIDIA tensor cores: chunked.metal's maths in two kernels (sm_80 and later).
+//
+// tensor_core_prepare works on all chunks at once. For each chunk of C tokens and each value head it writes
+//   T = (I + A)^-1 diag(b) and M, the products of decays P and Z, and k and q in the form in which they are multiplied.
+// tensor_core walks the chunks:  W = T (V - (P * K) S),  O = (P * Q) S + M W,  S <- P_C * S + (Z * K)^T W.
+// Its warps share nothing: each keeps 16 value rows of S (transposed: Dv x Dk) in registers and uses them directly as the
+// left operand of the next product, so the state never leaves the registers of its warp.
+//
+// Exactness: an operand x is two bfloat16, high(x) and low(x) = x - high(x): 16 bits of mantissa at the price of a TF32
+// product. bfloat16 keys and queries under a scalar decay are exact already and have no low part. Sums are float32, and T
+// comes from forward substitution in float32.
+//
+// Layout   as recurrence.metal, and between the kernels, for each head and chunk:
+//          solved [4, C, C]: T high, T low, M high, M low.   operands [PARTS, C, Dk], per key head with a scalar decay and
+//          per value head with VECTOR: K high, Q high, K low, Q low, Z * K high, Z * K low; with VECTOR, K and Q are P * K
+//          and P * Q.   decays: P and Z [2, C], or with VECTOR P_C [Dk].
+// PARTS    0 for bfloat16 keys and a scalar decay (nothing is written), 4 for other keys, 6 with VECTOR.
+// Grid     tensor_core_prepare: blocks (N, Hv, B) of 128.   tensor_core: blocks (1, Dv / (16 WARPS), B * Hv) of 32 WARPS.
+// Limits   Dk 32, 64, 96 or 128; Dv a multiple of 32; C 32 or 64 (32 with VECTOR).
+// Padding  tokens from lengths[b] on change no state; their o is 0.
+constexpr int PAD = 8;  // bfloat16 between rows in shared memory, so that ldmatrix meets no bank twice
+typedef __nv_bfloat16 bf16;
+
+METAL_FUNC uint pack(float x, float y) {
+  const __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+  return *(const uint*)&p;
+}
+// Two numbers as a pair of high parts and a pair of low parts.
+METAL_FUNC void split(float x, float y, uint& high, uint& low) {
+  high = pack(x, y);
+  low = pack(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u));
+}
+METAL_FUNC void product(float (&d)[4], const uint (&a)[4], uint b0, uint b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Both 8-column halves of a 16 x 16 right operand.
+METAL_FUNC void products(float (&d0)[4], float (&d1)[4], const uint (&a)[4], const uint (&b)[4]) {
+  product(d0, a, b[0], b[1]);
+  product(d1, a, b[2], b[3]);
+}
+METAL_FUNC void load4(uint (&r)[4], const bf16* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint)__cvta_generic_to_shared(p)) : "memory");
+}
+METAL_FUNC void load4_transposed(uint (&r)[4], const bf16* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint)__cvta_generic_to_shared(p)) : "memory");
+}
+// 16 bytes from device to shared memory, in the background; zeros instead where !valid
+METAL_FUNC void copy16(void* to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+      :: "r"((uint)__cvta_generic_to_shared(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+template <typename KT, int Dk, int Hk, int Hv, int C, int PARTS, bool VECTOR, bool DELTA>
+__global__ void tensor_core_prepare(
+    const KT* q, const KT* k, const float* decay, const float* beta, const int* lengths, const int* shape,
+    bf16* solved, bf16* operands, float* decays) {
+  constexpr int ROW = Dk + PAD, NT = 128, TRIANGLE = C + 4;
+  const int chunk = blockIdx.x, hv = blockIdx.y, b = blockIdx.z, hk = hv / (Hv / Hk), N = gridDim.x;
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+  const int T = shape[0], t0 = chunk * C, n = metal::min(metal::min(int(lengths[b]), T) - t0, C);
+  extern __shared__ __align__(16) unsigned char memory[];
+  float* lower = (float*)memory;          // [C][TRIANGLE]: D, then A
+  float* strength = lower + C * TRIANGLE;
+  float* alpha = strength + C;
+  bf16* tiles = (bf16*)(alpha + C);       // scalar decay: K high, Q high, K low, Q low [C][ROW]
+  float* rows = (float*)tiles;            // vector decay: k, q, decay [C][Dk]
+  const size_t token = size_t(b) * T + t0, place = (size_t(b) * Hv + hv) * N + chunk;
+  const KT* kp = k + (token * Hk + hk) * Dk;
+  const KT* qp = q + (token * Hk + hk) * Dk;
+  bf16* out = solved + place * 4 * C * C;
+
+  if (tid < C) {
+    strength[tid] = tid < n ? beta[(token + tid) * Hv + hv] : 0.0f;
+    if (!VECTOR) alpha[tid] = tid < n ? decay[(token + tid) * Hv + hv] : 1.0f;
+  }
+  for (int e = tid * 4; e < C * Dk; e += NT * 4) {
+    const int i = e / Dk, d = e % Dk;
+    float x[4] = {0, 0, 0, 0}, y[4] = {0, 0, 0, 0};
+    if (i < n) {
+      const metal::vec<KT, 4> key = *(const metal::vec<KT, 4>*)(kp + size_t(i) * (Hk * Dk) + d);
+      const metal::vec<KT, 4> query = *(const metal::vec<KT, 4>*)(qp + size_t(i) * (Hk * Dk) + d);
+      #pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        x[c] = float(key[c]);
+        y[c] = float(query[c]);
+      }
+    }
+    if (VECTOR) {
+      const float4 one = {1, 1, 1, 1};
+      *(float4*)(rows + e) = *(float4*)x;
+      *(float4*)(rows + C * Dk + e) = *(float4*)y;
+      *(float4*)(rows + 2 * C * Dk + e) = i < n ? *(const float4*)(decay + ((token + i) * Hv + hv) * Dk + d) : one;
+    } else {
+      uint2 high, low;
+      split(x[0], x[1], high.x, low.x);
+      split(x[2], x[3], high.y, low.y);
+      *(uint2*)(tiles + i * ROW + d) = high;
+      if (PARTS) *(uint2*)(tiles + (2 * C + i) * ROW + d) = low;
+      split(y[0], y[1], high.x, low.x);
+      split(y[2], y[3], high.y, low.y);
+      *(uint2*)(tiles + (C + i) * ROW + d) = high;
+      if (PARTS) *(uint2*)(tiles + (3 * C + i) * ROW + d) = low;
+    }
+  }
+  __syncthreads();
+
+  if (!VECTOR) {
+    if (tid < C) {  // D_ij, down the column j of this thread
+      float p = 1.0f;
+      for (int i = 0; i < C; ++i) {
+        if (i > tid) p *= alpha[i];
+        lower[i * TRIANGLE + tid] = i >= tid ? p : 0.0f;
+      }
+      decays[(place * 2 + 1) * C + tid] = p;  // Z: the decays after each token
+    } else if (tid == C) {
+      float p = 1.0f;
+      for (int i = 0; i < C; ++i) {
+        p *= alpha[i];
+        decays[place * 2 * C + i] = p;
+      }
+    }
+    if (PARTS && hv % (Hv / Hk) == 0) {
+      bf16* to = operands + ((size_t(b) * Hk + hk) * N + chunk) * PARTS * C * Dk;
+      for (int e = tid * 8; e < PARTS * C * Dk; e += NT * 8)
+        *(uint4*)(to + e) = *(const uint4*)(tiles + e / Dk * ROW + e % Dk);
+    }
+    __syncthreads();
+    // Q K^T first, since K K^T takes the place of D. A job is 16 rows.
+    constexpr int JOBS = C / 16;
+    float dots[(JOBS + 3) / 4][C / 8][4];
+    #pragma unroll
+    for (int kind = 1; kind >= (DELTA ? 0 : 1); --kind) {
+      #pragma unroll
+      for (int part = 0; part < (JOBS + 3) / 4; ++part) {
+        const int job = part * 4 + warp;
+        if (job >= JOBS) break;
+        const bf16* left = tiles + (kind * C + job * 16 + lane % 16) * ROW + (lane / 16) * 8;
+        const bf16* right = tiles + ((lane / 16) * 8 + lane % 8) * ROW + ((lane / 8) % 2) * 8;
+        #pragma unroll
+        for (int m = 0; m < C / 8; ++m)
+          #pragma unroll
+          for (int c = 0; c < 4; ++c) dots[part][m][c] = 0.0f;
+        #pragma unroll
+        for (int d = 0; d < Dk; d += 16) {
+          uint x[4], y[4], w[4], z[4];
+          load4(x, left + d);
+          if (PARTS) load4(y, left + 2 * C * ROW + d);
+          #pragma unroll
+          for (int m = 0; m < C / 16; ++m) {
+            load4(w, right + m * 16 * ROW + d);
+            products(dots[part][2 * m], dots[part][2 * m + 1], x, w);
+            if (PARTS) {
+              load4(z, right + (2 * C + m * 16) * ROW + d);
+              products(dots[part][2 * m], dots[part][2 * m + 1], y, w);
+              products(dots[part][2 * m], dots[part][2 * m + 1], x, z);
+            }
+          }
+        }
+        #pragma unroll
+        for (int m = 0; m < C / 8; ++m)
+          #pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int i = job * 16 + g + 8 * h, j = m * 8 + 2 * t;
+            float* p = lower + i * TRIANGLE + j;
+            if (kind) {
+              uint high, low;
+              split(p[0] * dots[part][m][2 * h], p[1] * dots[part][m][2 * h + 1], high, low);
+              *(uint*)(out + 2 * C * C + i * C + j) = high;
+              *(uint*)(out + 3 * C * C + i * C + j) = low;
+            } else {
+              p[0] *= strength[i] * dots[part][m][2 * h];
+              p[1] *= strength[i] * dots[part][m][2 * h + 1];
+            }
+          }
+      }
+    }
+  } else {
+    // LANES threads walk from token j to the end of the chunk and carry D_ij * k_j.
+    constexpr int LANES = NT / C, PER = Dk / LANES;
+    const int j = tid / LANES, l = tid % LANES;
+    float carried[PER];
+    bf16* to = operands + place * PARTS * C * Dk;
+    #pragma unroll
+    for (int c = 0; c < PER; c += 4) *(float4*)&carried[c] = *(const float4*)(rows + j * Dk + c * LANES + l * 4);
+    for (int i = 0; i < C; ++i) {
+      float a[4] = {0, 0, 0, 0}, m[4] = {0, 0, 0, 0};
+      if (i >= j)
+        #pragma unroll
+        for (int c = 0; c < PER; c += 4) {
+          const int e = i * Dk + c * LANES + l * 4;
+          float x[4], y[4], p[4];
+          *(float4*)x = *(const float4*)(rows + e);
+          *(float4*)y = *(const float4*)(rows + C * Dk + e);
+          *(float4*)p = *(const float4*)(rows + 2 * C * Dk + e);
+          #pragma unroll
+          for (int f = 0; f < 4; ++f) {
+            if (i > j) carried[c + f] *= p[f];
+            if (DELTA) a[f] += carried[c + f] * x[f];
+            m[f] += carried[c + f] * y[f];
+          }
+        }
+      float dot = (a[0] + a[1]) + (a[2] + a[3]), seen = (m[0] + m[1]) + (m[2] + m[3]);
+      #pragma unroll
+      for (int s = 1; s < LANES; s <<= 1) {
+        if (DELTA) dot += __shfl_xor_sync(~0u, dot, s);
+        seen += __shfl_xor_sync(~0u, seen, s);
+      }
+      if (l == 0) {
+        if (DELTA) lower[i * TRIANGLE + j] = i > j ? strength[i] * dot : 0.0f;
+        const bf16 high = __float2bfloat16_rn(seen);
+        out[2 * C * C + i * C + j] = high;
+        out[3 * C * C + i * C + j] = __float2bfloat16_rn(seen - __bfloat162float(high));
+      }
+    }
+    #pragma unroll
+    for (int c = 0; c < PER; c += 4) {
+      uint2 high, low;
+      split(carried[c], carried[c + 1], high.x, low.x);
+      split(carried[c + 2], carried[c + 3], high.y, low.y);
+      *(uint2*)(to + (4 * C + j) * Dk + c * LANES + l * 4) = high;
+      *(uint2*)(to + (5 * C + j) * Dk + c * LANES + l * 4) = low;
+    }
+    for (int d = tid * 2; d < Dk; d += NT * 2) {
+      float2 p = {1, 1};
+      for (int i = 0; i < C; ++i) {
+        const float2 a = *(const float2*)(rows + (2 * C + i) * Dk + d);
+        const float2 x = *(const float2*)(rows + i * Dk + d), y = *(const float2*)(rows + (C + i) * Dk + d);
+        p.x *= a.x;
+        p.y *= a.y;
+        uint high, low;
+        split(p.x * x.x, p.y * x.y, high, low);
+        *(uint*)(to + i * Dk + d) = high;
+        *(uint*)(to + (2 * C + i) * Dk + d) = low;
+        split(p.x * y.x, p.y * y.y, high, low);
+        *(uint*)(to + (C + i) * Dk + d) = high;
+        *(uint*)(to + (3 * C + i) * Dk + d) = low;
+      }
+      *(float2*)(decays + place * Dk + d) = p;
+    }
+  }
+  if (!DELTA) return;
+  __syncthreads();
+  if (tid < C) {  // forward substitution of one column of the identity
+    float x[C];
+    const float s = strength[tid];
+    #pragma unroll
+    for (int i = 0; i < C; ++i) {
+      float sum[4] = {i == tid ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};
+      #pragma unroll
+      for (int j = 0; j < i; j += 4) {
+        const float4 a = *(const float4*)(lower + i * TRIANGLE + j);
+        sum[0] -= a.x * x[j];
+        if (j + 1 < i) sum[1] -= a.y * x[j + 1];
+        if (j + 2 < i) sum[2] -= a.z * x[j + 2];
+        if (j + 3 < i) sum[3] -= a.w * x[j + 3];
+      }
+      x[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      const float value = s * x[i];
+      const bf16 high = __float2bfloat16_rn(value);
+      out[i * C + tid] = high;
+      out[C * C + i * C + tid] = __float2bfloat16_rn(value - __bfloat162float(high));
+    }
+  }
+}
+
+template <typename KT, typename VT, int Dk, int Dv, int Hk, int Hv, int C, int PARTS, int WARPS, bool VECTOR, bool DELTA>
+__global__ void tensor_core(
+    const KT* q, const KT* k, const VT* v, const float* beta, const float* state, const bf16* solved,
+    const bf16* operands, const float* decays, const int* lengths, const int* shape, VT* o, float* new_state) {
+  constexpr int ROW = Dk + PAD, SQUARE = C + PAD, NK = Dk / 16, ND = Dk / 8, M = C / 16, NT = 32 * WARPS;
+  constexpr int ARRAYS = PARTS ? PARTS : 2, COLUMNS = 16 * WARPS, VROW = COLUMNS + 16 / sizeof(VT);
+  constexpr int SCALES = VECTOR ? Dk : 2 * C;
+  constexpr int BYTES = ARRAYS * C * ROW * 2 + 4 * C * SQUARE * 2 + C * VROW * sizeof(VT) + (SCALES + C) * 4;  // of one stage
+  constexpr bool LOW = PARTS != 0;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const int head = blockIdx.z, b = head / Hv, hv = head % Hv, hk = hv / (Hv / Hk);
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
+  const int T = shape[0], N = (T + C - 1) / C, real = metal::min(int(lengths[b]), T);
+  const int column = blockIdx.y * COLUMNS;  // of the block; a warp owns 16 of them
+  const size_t token = size_t(b) * T;
+  const KT* kp = k + (token * Hk + hk) * Dk;
+  const KT* qp = q + (token * Hk + hk) * Dk;
+  const VT* vp = v + (token * Hv + hv) * Dv + column;
+  const float* bp = beta + token * Hv + hv;
+  VT* op = o + (token * Hv + hv) * Dv + column;
+
+  auto fetch = [&](int chunk) {
+    unsigned char* base = memory + (chunk & 1) * BYTES;
+    bf16* tiles = (bf16*)base;
+    bf16* squares = tiles + ARRAYS * C * ROW;
+    VT* values = (VT*)(squares + 4 * C * SQUARE);
+    float* scales = (float*)(values + C * VROW);
+    const int t0 = chunk * C;
+    if (LOW) {
+      const size_t place = VECTOR ? head : b * Hk + hk;
+      const bf16* from = operands + (place * N + chunk) * PARTS * C * Dk;
+      for (int e = tid * 8; e < PARTS * C * Dk; e += NT * 8) copy16(tiles + e / Dk * ROW + e % Dk, from + e, true);
+    } else {
+      for (int e = tid * 8; e < C * Dk; e += NT * 8) {
+        const int i = e / Dk, d = e % Dk;
+        const bool valid = t0 + i < real;
+        const size_t from = valid ? size_t(t0 + i) * (Hk * Dk) + d : 0;
+        copy16(tiles + i * ROW + d, kp + from, valid);
+        copy16(tiles + (C + i) * ROW + d, qp + from, valid);
+      }
+    }
+    const bf16* from = solved + (size_t(head) * N + chunk) * 4 * C * C;
+    for (int e = tid * 8 + (DELTA ? 0 : 2 * C * C); e < 4 * C * C; e += NT * 8)
+      copy16(squares + (e / C) * SQUARE + e % C, from + e, true);
+    constexpr int PER = 16 / sizeof(VT);
+    for (int e = tid * PER; e < C * COLUMNS; e += NT * PER) {
+      const int i = e / COLUMNS, d = e % COLUMNS;
+      const bool valid = t0 + i < real;
+      copy16(values + i * VROW + d, vp + (valid ? size_t(t0 + i) * (Hv * Dv) + d : 0), valid);
+    }
+    for (int e = tid * 4; e < SCALES; e += NT * 4) copy16(scales + e, decays + (size_t(head) * N + chunk) * SCALES + e, true);
+    if (!DELTA)
+      for (int i = tid; i < C; i += NT) scales[SCALES + i] = t0 + i < real ? bp[size_t(t0 + i) * Hv] : 0.0f;
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+  // S transposed: row = value column (g and g + 8 of this warp's 16), column = key channel.
+  float S[ND][4];
+  const size_t at = (size_t(head) * Dv + column + warp * 16 + g) * Dk + 2 * t;
+  #pragma unroll
+  for (int d = 0; d < ND; ++d)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 s = *(const float2*)(state + at + h * 8 * Dk + d * 8);
+      S[d][2 * h] = s.x;
+      S[d][2 * h + 1] = s.y;
+    }
+
+  const int chunks = (real + C - 1) / C;
+  if (chunks) fetch(0);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    if (chunk + 1 < chunks) fetch(chunk + 1);
+    unsigned char* base = memory + (chunk & 1) * BYTES;
+    const bf16* tiles = (const bf16*)base;
+    const bf16* squares = tiles + ARRAYS * C * ROW;
+    VT* values = (VT*)(squares + 4 * C * SQUARE);
+    const float* scales = (const float*)(values + C * VROW);
+    const int t0 = chunk * C;
+    // A lane's row and column in ldmatrix's four 8x8 blocks, plain and transposed.
+    const int lr = (lane / 16) * 8 + lane % 8, lc = ((lane / 8) % 2) * 8;
+    const int tr = ((lane / 8) % 2) * 8 + lane % 8, tc = (lane / 16) * 8;
+    const bf16* own = tiles + lr * ROW + lc;
+
+    float w[2 * M][4], out[2 * M][4];
+    #pragma unroll
+    for (int m = 0; m < 2 * M; ++m)
+      #pragma unroll
+      for (int c = 0; c < 4; ++c) w[m][c] = out[m][c] = 0.0f;
+    #pragma unroll
+    for (int d = 0; d < NK; ++d) {
+      uint high[4], low[4], x[M][4], y[M][4];
+      #pragma unroll
+      for (int c = 0; c < 4; ++c) split(S[2 * d + (c >> 1)][(c & 1) * 2], S[2 * d + (c >> 1)][(c & 1) * 2 + 1], high[c], low[c]);
+      #pragma unroll
+      for (int m = 0; m < M; ++m) {
+        if (DELTA) load4(x[m], own + m * 16 * ROW + d * 16);
+        load4(y[m], own + (C + m * 16) * ROW + d * 16);
+      }
+      #pragma unroll
+      for (int m = 0; m < M; ++m) {
+        if (DELTA) products(w[2 * m], w[2 * m + 1], high, x[m]);
+        products(out[2 * m], out[2 * m + 1], high, y[m]);
+      }
+      #pragma unroll
+      for (int m = 0; m < M; ++m) {
+        if (DELTA) products(w[2 * m], w[2 * m + 1], low, x[m]);
+        products(out[2 * m], out[2 * m + 1], low, y[m]);
+      }
+      if (LOW) {
+        #pragma unroll
+        for (int m = 0; m < M; ++m) {
+          if (DELTA) load4(x[m], own + (2 * C + m * 16) * ROW + d * 16);
+          load4(y[m], own + (3 * C + m * 16) * ROW + d * 16);
+          if (DELTA) products(w[2 * m], w[2 * m + 1], high, x[m]);
+          products(out[2 * m], out[2 * m + 1], high, y[m]);
+        }
+      }
+    }
+    uint high[M][4], low[M][4];
+    #pragma unroll
+    for (int m = 0; m < 2 * M; ++m)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = m * 8 + 2 * t;
+        const VT* value = values + i * VROW + warp * 16 + g + 8 * h;
+        float2 p = {1, 1};
+        if (!VECTOR) p = *(const float2*)(scales + i);
+        out[m][2 * h] *= p.x;
+        out[m][2 * h + 1] *= p.y;
+        const float x = float(value[0]), y = float(value[VROW]);
+        if (DELTA) {
+          split(x - p.x * w[m][2 * h], y - p.y * w[m][2 * h + 1], high[m / 2][(m % 2) * 2 + h], low[m / 2][(m % 2) * 2 + h]);
+          w[m][2 * h] = w[m][2 * h + 1] = 0.0f;
+        } else {
+          w[m][2 * h] = x * scales[SCALES + i];
+          w[m][2 * h + 1] = y * scales[SCALES + i + 1];
+        }
+      }
+    if (DELTA)
+      #pragma unroll
+      for (int m = 0; m < M; ++m)
+        #pragma unroll
+        for (int j = 0; j <= m; ++j) {
+          uint x[4], y[4];
+          load4(x, squares + (m * 16 + lr) * SQUARE + j * 16 + lc);
+          load4(y, squares + (C + m * 16 + lr) * SQUARE + j * 16 + lc);
+          products(w[2 * m], w[2 * m + 1], high[j], x);
+          products(w[2 * m], w[2 * m + 1], low[j], x);
+          products(w[2 * m], w[2 * m + 1], high[j], y);
+        }
+    #pragma unroll
+    for (int m = 0; m < 2 * M; ++m)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h)
+        split(w[m][2 * h], w[m][2 * h + 1], high[m / 2][(m % 2) * 2 + h], low[m / 2][(m % 2) * 2 + h]);
+    #pragma unroll
+    for (int m = 0; m < M; ++m)
+      #pragma unroll
+      for (int j = 0; j <= m; ++j) {
+        uint x[4], y[4];
+        load4(x, squares + (2 * C + m * 16 + lr) * SQUARE + j * 16 + lc);
+        load4(y, squares + (3 * C + m * 16 + lr) * SQUARE + j * 16 + lc);
+        products(out[2 * m], out[2 * m + 1], high[j], x);
+        products(out[2 * m], out[2 * m + 1], low[j], x);
+        products(out[2 * m], out[2 * m + 1], high[j], y);
+      }
+    // This warp's outputs take the place of its values, and go out in rows of 16.
+    __syncwarp();
+    #pragma unroll
+    for (int m = 0; m < 2 * M; ++m)
+      #pragma unroll
+      for (int c = 0; c < 4; ++c)
+        values[(m * 8 + 2 * t + (c & 1)) * VROW + warp * 16 + g + 8 * (c >> 1)] = VT(out[m][c]);
+    __syncwarp();
+    constexpr int PER = 16 / sizeof(VT), LANES = 16 / PER;  // lanes that write one row
+    #pragma unroll
+    for (int i = lane / LANES; i < C; i += 32 / LANES)
+      if (t0 + i < real) {
+        const int d = warp * 16 + (lane % LANES) * PER;
+        *(uint4*)(op + size_t(t0 + i) * (Hv * Dv) + d) = *(const uint4*)(values + i * VROW + d);
+      }
+    if (!VECTOR)
+      #pragma unroll
+      for (int m = 0; m < 2 * M; ++m)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 z = *(const float2*)(scales + C + m * 8 + 2 * t);
+          split(z.x * w[m][2 * h], z.y * w[m][2 * h + 1], high[m / 2][(m % 2) * 2 + h], low[m / 2][(m % 2) * 2 + h]);
+        }
+    #pragma unroll
+    for (int d = 0; d < ND; ++d) {
+      float2 p;
+      if (VECTOR) p = *(const float2*)(scales + d * 8 + 2 * t);
+      else p.x = p.y = scales[C - 1];
+      #pragma unroll
+      for (int c = 0; c < 4; ++c) S[d][c] *= c & 1 ? p.y : p.x;
+    }
+    const bf16* last = tiles + (VECTOR ? 4 * C : 0) * ROW + tr * ROW + tc;
+    #pragma unroll
+    for (int j = 0; j < M; ++j)
+      #pragma unroll
+      for (int d = 0; d < NK; ++d) {
+        uint x[4];
+        load4_transposed(x, last + j * 16 * ROW + d * 16);
+        products(S[2 * d], S[2 * d + 1], high[j], x);
+        products(S[2 * d], S[2 * d + 1], low[j], x);
+        if (LOW) {
+          load4_transposed(x, last + ((VECTOR ? C : 2 * C) + j * 16) * ROW + d * 16);
+          products(S[2 * d], S[2 * d + 1], high[j], x);
+        }
+      }
+  }
+  for (int i = real + warp; i < T; i += WARPS)
+    for (int d = lane; d < COLUMNS; d += 32) op[size_t(i) * (Hv * Dv) + d] = VT(0.0f);
+  #pragma unroll
+  for (int d = 0; d < ND; ++d)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 s = {S[d][2 * h], S[d][2 * h + 1]};
+      *(float2*)(new_state + at + h * 8 * Dk + d * 8) = s;
+    }
+}

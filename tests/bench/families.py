@@ -1,0 +1,190 @@
+"""Model families against stock mlx_lm: the same random weights, the same process, in turn. One function a family.
+
+    python tests/bench/families.py              all of them
+    python tests/bench/families.py jamba ring   these
+
+recurrence  the operation alone at a real width, from its inputs to its outputs and new state, over 2048 tokens
+prefill     the whole model, a small one, over 2048 tokens
+per token   time of a token in a prompt of 16384 over that in one of 1024, in pieces of 1024; 1 is linear in the prompt
+held        bytes really held after prefill over the bytes that the cache reports; 1 is the truth
+Times are the best of several runs; ratios above 1 mean that mlx_linattn is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from mlx_linattn import load_model, ops
+from mlx_linattn.interop.door import mlx_lm
+
+T = 2048
+
+
+def jamba() -> None:
+    config = {
+        "model_type": "jamba", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "attn_layer_offset": 2, "attn_layer_period": 4,
+        "expert_layer_offset": 1, "expert_layer_period": 2, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2,
+        "mamba_dt_rank": 8, "num_experts": 1, "num_experts_per_tok": 1, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768, "tie_word_embeddings": True, "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(config, "models.jamba")
+    inner, N, rank = 1024, 16, 32
+    wide = {**config, "hidden_size": inner // 2, "mamba_dt_rank": rank}
+    module = mlx_lm("models.jamba")
+    stock = module.JambaMambaMixer(module.ModelArgs.from_dict(wide))
+    x, steps, dt = random(1, T, inner), random(1, T, rank + 2 * N), random(1, T, inner)
+    stock.x_proj, stock.dt_proj = (lambda _: steps), (lambda _: dt)  # the matrices are not what is measured
+    A, D = -mx.exp(stock.A_log), stock.D
+
+    def our_step():
+        B, C = (ops.rms_norm(y, mx.ones((N,)), 1e-6) for y in (steps[..., rank : rank + N], steps[..., rank + N :]))
+        return ops.selective_scan(x, mx.logaddexp(dt, 0.0), A, B, C, D)
+
+    report("Jamba", ours, theirs, our_step, lambda: stock.ssm_step(x, A))
+
+
+def recurrent_gemma() -> None:
+    config = {
+        "model_type": "recurrent_gemma", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 512,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32,
+        "attention_window_size": 512, "attention_bias": False, "conv1d_width": 4, "logits_soft_cap": 30.0,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "lru_width": 128,
+        "block_types": ["recurrent", "recurrent", "attention"], "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(config, "models.recurrent_gemma")
+    width = 1024
+    decay, update = mx.sigmoid(random(1, T, width)), random(1, T, width)
+    scan = mlx_lm("models.recurrent_gemma").rnn_scan
+    report(
+        "RecurrentGemma",
+        ours,
+        theirs,
+        lambda: ops.diagonal_scan(decay, update),
+        lambda: scan(update, decay, mx.zeros((1, width))),
+    )
+
+
+def ring() -> None:
+    config = {
+        "model_type": "bailing_moe_linear", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256,
+        "moe_intermediate_size": 64, "num_experts": 4, "num_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "num_experts_per_tok": 2,
+        "num_hidden_layers": 4, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+        "first_k_dense_replace": 1, "layer_group_size": 4, "group_norm_size": 4, "use_qk_norm": True,
+        "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "routed_scaling_factor": 2.5, "n_group": 2,
+        "topk_group": 1, "max_position_embeddings": 32768, "tie_word_embeddings": False, "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(config, "models.bailing_moe_linear")
+    q, k, v = (random(1, T, 4, 128) for _ in range(3))
+    by_head = [x.swapaxes(1, 2) for x in (q, k, v)]
+    decay = ours.layers[0].mixer._decay
+    recurrent = mlx_lm("models.bailing_moe_linear").recurrent_gla
+    report(
+        "Ring-linear",
+        ours,
+        theirs,
+        lambda: ops.recurrence(q, k, v, decay, delta=False),
+        lambda: recurrent(*by_head, g=mx.log(decay), scale=1.0, h=None),
+    )
+
+
+def both(config: dict, module: str):
+    """One folder of random weights, written by stock mlx_lm's class, loaded by both libraries."""
+    stock = mlx_lm(module)
+    mx.random.seed(0)
+    model = stock.Model(stock.ModelArgs.from_dict(dict(config)))
+    model.update(tree_map(lambda x: x if x.ndim < 2 else 0.05 * mx.random.normal(x.shape), model.parameters()))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        tensors = dict(tree_flatten(model.parameters()))
+        if config.get("tie_word_embeddings", True):
+            tensors.pop("lm_head.weight", None)
+        mx.save_safetensors(f"{folder}/model.safetensors", tensors, metadata={"format": "mlx"})
+        return load_model(folder)[0], mlx_lm("utils").load_model(Path(folder))[0]
+
+
+def random(*shape: int):
+    x = mx.random.normal(shape) * 0.3
+    mx.eval(x)
+    return x
+
+
+def report(name: str, ours, theirs, our_recurrence: Callable, their_recurrence: Callable) -> None:
+    print(f"\n{name}")
+    compare("recurrence", our_recurrence, their_recurrence)
+    ids = mx.array([[i * 31 % 1000 for i in range(8 * T)]])
+    difference = mx.abs(ours(ids[:, :200]) - theirs(ids[:, :200])).max().item()
+    print(f"  logits differ by {difference:.1e}")
+    compare("prefill", lambda: prefill(ours, ids[:, :T]), lambda: prefill(theirs, ids[:, :T]), 3, 1)
+    rates = [best(lambda n=n: prefill(ours, ids[:, :n], 1024), 16384 // n) / n for n in (1024, 8 * T)]
+    print(f"  per token   {rates[1] / rates[0]:8.2f}")
+    print("  held        " + "".join(f"{label} {held(model, ids[:, :T]):.2f}  " for label, model in
+                                     (("mlx_linattn", ours), ("mlx_lm", theirs))))  # fmt: skip
+
+
+def compare(label: str, ours: Callable, theirs: Callable, our_runs: int = 10, their_runs: int = 3) -> None:
+    a, b = best(ours, our_runs), best(theirs, their_runs)
+    print(f"  {label:<11} mlx_linattn {a * 1e3:8.1f} ms   mlx_lm {b * 1e3:8.1f} ms   {b / a:6.1f} x")
+
+
+def best(run: Callable, runs: int) -> float:
+    times = []
+    for _ in range(runs + 1):  # the first one warms up
+        began = time.perf_counter()
+        mx.eval(run())
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def prefill(model, ids, piece: int = T):
+    """The prompt in pieces, as generation reads it; evaluated, so that no graph grows."""
+    cache = model.make_cache()
+    for start in range(0, ids.shape[1], piece):
+        logits = model(ids[:, start : start + piece], cache)
+        mx.eval(logits, [part.state for part in cache])
+    return logits
+
+
+def held(model, ids) -> float:
+    """Bytes that a cache keeps alive after a prompt, over those it reports."""
+    limit = mx.set_cache_limit(0)
+    mx.eval(ids)
+    gc.collect()
+    before = mx.get_active_memory()
+    cache = model.make_cache()
+    logits = model(ids, cache)
+    mx.eval(logits, [part.state for part in cache])
+    del logits
+    gc.collect()
+    share = (mx.get_active_memory() - before) / sum(part.nbytes for part in cache)
+    mx.set_cache_limit(limit)
+    return share
+
+
+FAMILIES = {f.__name__: f for f in (jamba, recurrent_gemma, ring)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="family", help=", ".join(FAMILIES))
+    names = parser.parse_args().names or list(FAMILIES)
+    unknown = set(names) - FAMILIES.keys()
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
+    print(f"mlx {mx.__version__}, mlx_lm {mlx_lm('_version').__version__}, {mx.default_device()}")
+    for name in names:
+        FAMILIES[name]()
+
+
+if __name__ == "__main__":
+    main()

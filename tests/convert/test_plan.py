@@ -1,0 +1,137 @@
+"""The plan says what happens to every tensor, from headers and config alone."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import FIXTURES, stored
+from seeded_fixtures import write_safetensors
+
+from mlx_linattn.convert import convert, prepare
+from mlx_linattn.convert.bits import Quantization, choose
+from mlx_linattn.convert.table import table
+from mlx_linattn.layout import Quantize
+from mlx_linattn.loading import load_model
+
+END = (3069, 3067)  # <|im_end|>, <|endoftext|>
+
+
+def by_name(plan):
+    return {entry.name: entry for entry in plan.entries}
+
+
+def test_what_must_not_be_rounded_is_not(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("qwen3_5_moe"), tmp_path, quantize=True, q_bits=3, q_group_size=32).plan
+    for name, entry in by_name(plan).items():
+        kind = name.split(".")[-2]
+        if kind in ("gate", "shared_expert_gate", "in_proj_a", "in_proj_b"):
+            assert entry.quantization == Quantization(8, 32) and entry.reason, name
+        elif name.endswith(("A_log", "dt_bias")) or "norm" in kind or kind == "conv1d":
+            assert entry.quantization is None, name
+        elif entry.shape[-1] % 32:
+            assert entry.quantization is None and "groups of 32" in entry.reason, name
+        else:
+            assert entry.quantization == Quantization(3, 32), name
+
+
+def test_config_names_what_differs_from_the_default(fixture_folder, tmp_path):
+    convert(fixture_folder("qwen3_5_moe"), tmp_path / "out", quantize=True, q_group_size=32)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    block = config["quantization"]
+    assert block == config["quantization_config"]
+    assert {key: block[key] for key in ("bits", "group_size", "mode")} == {
+        "bits": 4,
+        "group_size": 32,
+        "mode": "affine",
+    }
+    router = "language_model.model.layers.0.mlp.gate"
+    assert block[router] == {"bits": 8, "group_size": 32, "mode": "affine"}
+    assert "vision_config" not in config and list(config) == sorted(config)
+    names = stored(tmp_path / "out")
+    assert all(f"{module}.scales" in names for module in block if "." in module)
+
+
+def test_a_published_quantization_block_does_not_survive(fixture_folder, tmp_path):
+    convert(fixture_folder("qwen3_5_fp8"), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in config and "quantization_config" not in config["text_config"]
+
+
+def test_planning_reads_no_numbers(fixture_folder, tmp_path):
+    source = fixture_folder("qwen3_next_fp8")
+    before = prepare(source, tmp_path, quantize=True, q_group_size=32).plan
+    empty = {name: (dtype, np.zeros_like(array)) for name, (dtype, array) in stored(source).items()}
+    write_safetensors(source / "model.safetensors", empty)
+    assert prepare(source, tmp_path, quantize=True, q_group_size=32).plan == before
+
+
+def test_every_source_tensor_is_accounted_for(fixture_folder, tmp_path):
+    conversion = prepare(fixture_folder("qwen3_5_moe_fp8"), tmp_path, keep_mtp=True)
+    plan, tensors = conversion.plan, conversion.tensors
+    used = {
+        tensors.stored[part]
+        for e in plan.entries
+        for source in e.take.sources
+        for part in tensors.encoding(source).parts
+    }
+    everything = set(tensors.checkpoint.tensors)
+    assert used | set(plan.mtp) | set(plan.dropped) == everything
+    assert len(used) + len(plan.mtp) + len(plan.dropped) == len(everything)
+
+
+def test_bytes_and_table_are_those_of_the_files(fixture_folder, tmp_path):
+    done = convert(fixture_folder("qwen3_5_moe"), tmp_path / "out", quantize=True, q_group_size=32)
+    assert done.plan.nbytes == sum(data.nbytes for _, data in stored(tmp_path / "out").values())
+    lines = table(done.plan).splitlines()
+    header, rows = lines[0].split(), [line.split() for line in lines[1:] if "language_model" in line]
+    assert header == ["tensor", "count", "parameters", "before", "after", "bytes", "bits/weight"]
+    assert sum(int(row[1]) for row in rows) == len(done.plan.entries)
+    assert any("vision tower" in line for line in lines) and any("router" in line for line in lines)
+
+
+def test_shards_hold_everything_in_order_within_the_limit(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("qwen3_5_moe"), tmp_path).plan
+    for limit in (1, 20_000, 10**9):
+        shards = plan.shards(limit)
+        assert [entry for shard in shards for entry in shard] == list(plan.entries)
+        assert all(len(shard) == 1 or sum(e.nbytes for e in shard) <= limit for shard in shards)
+
+
+RULES = (Quantize(r".*\.conv", None, "conv"), Quantize(r".*\.gate", 8, "router"))
+
+
+@pytest.mark.parametrize(
+    ("module", "row", "asked", "want"),
+    [
+        ("a.up", 128, Quantization(4, 64), Quantization(4, 64)),
+        ("a.up", 96, Quantization(4, 64), None),
+        ("a.conv", 128, Quantization(4, 64), None),
+        ("a.gate", 128, Quantization(4, 64), Quantization(8, 64)),
+        ("a.gate", 128, Quantization(8, 32), Quantization(8, 32)),
+        ("a.gate", 128, Quantization(4, 32, "mxfp4"), Quantization(8, 64)),
+        ("a.gate", 96, Quantization(4, 16, "nvfp4"), Quantization(8, 32)),
+        ("a.up", 96, Quantization(4, 16, "nvfp4"), Quantization(4, 16, "nvfp4")),
+    ],
+)
+def test_choice_of_bits(module, row, asked, want):
+    choice = choose(module, (7, row), asked, RULES)
+    assert choice.quantization == want
+    assert bool(choice.reason) == (want != asked)
+
+
+@pytest.mark.parametrize(("bits", "least"), [(8, 0.99), (4, 0.95)])
+def test_demo_answers_survive_quantization(bits, least, tmp_path):
+    """Top-1 agreement over the golden answers, each token after the reference's own text, up to its end token."""
+    convert("demo", tmp_path / "quantized", quantize=True, q_bits=bits)
+    # MLX multiplies quantized matrices slowly on a CPU; the numbers are the same.
+    convert(tmp_path / "quantized", tmp_path / "numbers", dequantize=True, dtype="float32")
+    model, _ = load_model(tmp_path / "numbers")
+    golden = np.load(FIXTURES / "demo" / "golden.npz")
+    same = []
+    for name in [f"prompt{i}{mode}" for i in range(4) for mode in ("", "_thinking")]:
+        prompt, answer = golden[f"{name}_ids"], golden[f"{name}_greedy"]
+        answer = answer[: 1 + min(i for i, token in enumerate(answer) if token in END)]
+        logits = model(np.concatenate([prompt, answer[:-1]])[None])[0, len(prompt) - 1 :]
+        same.append(np.array(logits.argmax(-1)) == answer)
+    same = np.concatenate(same)
+    assert len(same) > 100 and same.mean() >= least

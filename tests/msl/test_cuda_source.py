@@ -1,0 +1,59 @@
+"""The kernel bodies as CUDA: they compile, and no specialization keeps registers in memory. nvcc is enough, no GPU."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import mlx.core as mx
+import pytest
+
+from mlx_linattn import metal
+from mlx_linattn.ops import use_backend
+from msl import nvcc
+from msl.problems import Problem
+from msl.step_problems import conv, diagonal, mixer, only_launch, selective, then_gate, then_norm
+
+pytestmark = pytest.mark.skipif(nvcc.NVCC is None, reason="compiling the CUDA sources needs nvcc")
+
+BF16 = mx.bfloat16
+
+
+def recurrence_launches():
+    for path in ("packed", "simdgroup"):
+        for Dk in (64, 128, 256):
+            for gate in ("scalar", "vector"):
+                for keys in (mx.float32, BF16):
+                    problem = Problem(T=2, Hk=1, Hv=2, Dk=Dk, Dv=128, gate=gate, keys=keys)
+                    yield path, problem.run
+        yield path, Problem(T=2, Dk=128, Dv=128, gate="scalar", keys=BF16, delta=False).run
+        yield path, Problem(T=2, Dk=128, Dv=128, gate="vector", keys=BF16, delta=False).run
+
+
+def step_launches():
+    """The widest specializations and the published sizes."""
+    for T in (1, 2):
+        for vector in (False, True):
+            yield mixer(1, T, 1, 2, 128, 128, dtype=BF16, vector=vector)
+            yield mixer(1, T, 1, 1, 256, 256, vector=vector)
+    yield mixer(1, 2, 1, 2, 128, 128, dtype=BF16, snapshots=True)
+    yield diagonal(1, 300, 32, dtype=BF16)
+    yield selective(1, 40, 32, 64)
+    yield selective(1, 40, 32, 16, dtype=BF16)
+    yield conv(1, 9, 32, 8)
+    yield then_gate((1, 1, 2, 128), dtype=BF16)
+    yield then_norm((1, 1, 16384))
+
+
+#: (path or None, function that launches) of every shipped specialization; another kernel's launches are added here.
+LAUNCHES = [*recurrence_launches(), *((None, partial(only_launch, check)) for check in step_launches())]
+
+
+def test_no_specialization_uses_stack_or_spills(monkeypatch):
+    made: dict[str, str] = {}
+    monkeypatch.setattr(metal, "kernel", lambda name, backend, _=0: nvcc.Recorder(name, metal.source(name), made))
+    for path, launch in LAUNCHES:
+        with use_backend("cuda", path):
+            launch()
+    with ThreadPoolExecutor(4) as pool:
+        used = dict(zip(made, pool.map(nvcc.resources, made.values())))
+    in_memory = {label: u for label, u in used.items() if u["stack"] or u["stores"]}
+    assert used and not in_memory, in_memory
