@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -14,6 +15,17 @@ SIDE_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.tiktoken", "chat_template*",
     "additional_chat_templates", "generation_config.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
+MODEL_FILE = "modeling_mlx.py"
+SHIM = '''\
+"""Lets stock mlx_lm run a model type that it does not know; it asks to be told to trust remote code."""
+
+try:
+    from mlx_linattn.interop.stock import Model, ModelArgs
+except ImportError as error:
+    raise ImportError("this model needs mlx-linattn: pip install mlx-linattn") from error
+
+__all__ = ["Model", "ModelArgs"]
+'''
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -27,6 +39,9 @@ def result_config(config: dict, plan: Plan, options: Options) -> dict:
         part.pop("quantization", None)
         part.pop("quantization_config", None)
     result["model_type"] = plan.model_type
+    result.pop("model_file", None)
+    if not known_to_mlx_lm(plan.model_type):
+        result["model_file"] = MODEL_FILE
     if options.dtype is not None:
         _set_dtype(result, NAMES[options.dtype])
     block = quantization_block(plan)
@@ -57,6 +72,13 @@ def side_files(folder: Path, options: Options) -> list[Path]:
     """What goes along unchanged."""
     patterns = (*SIDE_FILES, MTP_FILE) if options.keep_mtp else SIDE_FILES
     return sorted({file for pattern in patterns for file in folder.glob(pattern)})
+
+
+def known_to_mlx_lm(model_type: str) -> bool:
+    """Whether stock mlx_lm has a file for this type. Found without importing it."""
+    package = importlib.util.find_spec("mlx_lm")
+    places = package.submodule_search_locations if package is not None else []
+    return any((Path(place) / "models" / f"{model_type}.py").is_file() for place in places)
 
 
 def missing(folder: Path) -> list[str]:

@@ -102,7 +102,7 @@ def prefill(device, long):
                     with ops.use_backend(device, path):
                         row.append(
                             f"{path} {milliseconds(lambda s: ops.recurrence(*given, s, delta=True), state):8.3f}"
-                        )  # noqa: B023
+                        )
                 if T in (512, 16384) and dtype == mx.bfloat16 and not vector and (long or T == 512):
                     call = lambda s: mx.fast.gated_delta_update(*given, initial_state=s)  # noqa: B023, E731
                     row.append(f"mx.fast {milliseconds(call, state, 1, 1):8.1f}")
@@ -179,9 +179,10 @@ SIZES = {
 
 def models(device):
     import mlx.utils
-    from mlx_linattn.loading import load_model
     from mlx_lm.models import qwen3_5
     from mlx_lm.utils import load_model as load_stock
+
+    from mlx_linattn.loading import load_model
 
     on_gpu = device != "cpu"
     print("whole models, random weights, greedy: tokens a second, and ours / mlx_lm")
@@ -191,7 +192,11 @@ def models(device):
             "full_attention" if i % 4 == 3 else "linear_attention" for i in range(size["num_hidden_layers"])
         ]
         with tempfile.TemporaryDirectory() as folder:
-            config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
+            config = {
+                "model_type": "qwen3_5",
+                "architectures": ["Qwen3_5ForConditionalGeneration"],
+                "text_config": config,
+            }
             stock = qwen3_5.Model(qwen3_5.ModelArgs.from_dict(config))
             stock.set_dtype(mx.bfloat16 if on_gpu else mx.float32)
             weights = dict(mlx.utils.tree_flatten(stock.parameters()))
