@@ -89,13 +89,5 @@ def copy_files(files: list[Path], target: Path) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-def convert_tokenizer(source: Path, target: Path) -> None:
-    """A tokenizer that needs Python code of the source's becomes one that does not (see interop/tiktoken.py)."""
-    if (source / "tiktoken.model").exists() and not (source / "tokenizer.json").exists():
-        from mlx_linattn.interop import tiktoken
-
-        tiktoken.write(source, target)
-
-
 def write_json(file: Path, value: dict) -> None:
     file.write_text(json.dumps(value, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -6,7 +6,6 @@ that this takes two layers' memory whatever the size of the model.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -195,11 +194,3 @@ def memory_needed(plan: Plan) -> int:
         layer = re.search(r"layers\.\d+\.", entry.target)
         layers[layer.group() if layer else "outside"] += entry.parameters
     return 2 * 4 * (max(n for name, n in layers.items() if name != "outside") + layers["outside"])
-
-
-def memory_here() -> int | None:
-    """Bytes of memory that this machine has, where it says so."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -23,6 +23,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 from mlx_linattn.errors import ConvertError
+from mlx_linattn.loading import convert_tokenizer
 from mlx_linattn.weights import Tensors
 
 from . import Progress, folder
@@ -72,7 +73,7 @@ def run(
             (unfinished / written[0]).write_text(written[1], encoding="utf-8")
             source = tensors.checkpoint.folder
             folder.copy_files(folder.side_files(source, options), unfinished)
-            folder.convert_tokenizer(source, unfinished)
+            convert_tokenizer(source, unfinished)
             config = folder.result_config(plan, options)
             if "model_file" in config:
                 (unfinished / folder.MODEL_FILE).write_text(folder.SHIM, encoding="utf-8")

@@ -96,7 +96,14 @@ def test_bytes_and_table_are_those_of_the_files(fixture_folder, tmp_path):
     header, rows = lines[0].split(), [line.split() for line in lines[1:] if "language_model" in line]
     assert header == ["tensor", "count", "parameters", "before", "after", "bytes", "bits/weight"]
     assert sum(int(row[1]) for row in rows) == len(done.plan.entries)
+    assert any("of weights: fits in the" in line for line in lines)
     assert any("vision tower" in line for line in lines) and any("router" in line for line in lines)
+
+
+def test_a_plan_that_does_not_fit_says_so(monkeypatch, tmp_path):
+    plan = prepare("demo", tmp_path).plan
+    monkeypatch.setattr("mlx_linattn.convert.table.working_set", lambda: 1_000_000)
+    assert "does not fit in the 1.00 MB of memory here" in table(plan)
 
 
 def test_shards_hold_everything_in_order_within_the_limit(fixture_folder, tmp_path):
