@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import json
@@ -63,10 +64,21 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> tuple[Plan, Tensors]:
 
 
 def known_to_mlx_lm(model_type: str) -> bool:
-    """Whether stock mlx_lm has a file for this type. Found without importing it."""
+    """Whether stock mlx_lm has a file for this type, under its name or another. Found without importing it."""
     package = importlib.util.find_spec("mlx_lm")
-    places = package.submodule_search_locations if package is not None else []
-    return any((Path(place) / "models" / f"{model_type}.py").is_file() for place in places)
+    place = Path(package.submodule_search_locations[0]) if package is not None else Path()
+    return any(
+        (place / "models" / f"{name}.py").is_file() for name in (model_type, _other_names(place).get(model_type))
+    )
+
+
+def _other_names(place: Path) -> dict[str, str]:
+    """mlx_lm's own table of types that share a file, read off its source."""
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        for node in ast.parse((place / "utils.py").read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and any(getattr(t, "id", None) == "MODEL_REMAPPING" for t in node.targets):
+                return ast.literal_eval(node.value)
+    return {}
 
 
 @dataclass(frozen=True)
