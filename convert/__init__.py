@@ -41,13 +41,11 @@ class Conversion:
     @property
     def notes(self) -> list[str]:
         """What the source lacks and what the result needs, as sentences."""
-        from .folder import known_to_mlx_lm, missing
+        from .folder import missing
 
         notes = missing(self.tensors.checkpoint.folder)
-        if not known_to_mlx_lm(self.plan.model_type):
-            notes.append(
-                f"stock mlx_lm does not know {self.plan.model_type!r}: there the result needs --trust-remote-code and mlx-linattn"
-            )
+        if self.plan.stock_problem:
+            notes.append(f"{self.plan.stock_problem}: there the result needs --trust-remote-code and mlx-linattn")
         return notes
 
     def write(
@@ -119,7 +117,8 @@ def prepare(
 
     from . import folder
     from .bits import RECIPES, Quantization, parse_rules
-    from .plan import Options, make_plan
+    from .plan import Options
+    from .planning import make_plan
 
     if dtype is not None and dtype not in DTYPES:
         raise RequestError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -30,17 +29,17 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def result_config(config: dict, plan: Plan, options: Options) -> dict:
+def result_config(plan: Plan, options: Options) -> dict:
     """The config of the result, from the source's."""
     result = {
-        key: copy.deepcopy(value) for key, value in config.items() if key not in ("_name_or_path", "vision_config")
+        key: copy.deepcopy(value) for key, value in plan.config.items() if key not in ("_name_or_path", "vision_config")
     }
     for part in (result, result.get("text_config") or {}):
         part.pop("quantization", None)
         part.pop("quantization_config", None)
     result["model_type"] = plan.model_type
     result.pop("model_file", None)
-    if not known_to_mlx_lm(plan.model_type):
+    if plan.stock_problem:
         result["model_file"] = MODEL_FILE
     if options.dtype is not None:
         _set_dtype(result, NAMES[options.dtype])
@@ -72,13 +71,6 @@ def side_files(folder: Path, options: Options) -> list[Path]:
     """What goes along unchanged."""
     patterns = (*SIDE_FILES, MTP_FILE) if options.keep_mtp else SIDE_FILES
     return sorted({file for pattern in patterns for file in folder.glob(pattern)})
-
-
-def known_to_mlx_lm(model_type: str) -> bool:
-    """Whether stock mlx_lm has a file for this type. Found without importing it."""
-    package = importlib.util.find_spec("mlx_lm")
-    places = package.submodule_search_locations if package is not None else []
-    return any((Path(place) / "models" / f"{model_type}.py").is_file() for place in places)
 
 
 def missing(folder: Path) -> list[str]:

@@ -6,14 +6,13 @@ that this takes two layers' memory whatever the size of the model.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from mlx_linattn import arch
 from mlx_linattn.checkpoint import Checkpoint
@@ -96,28 +95,55 @@ class _PairOfLayers:
         self.mixer = one.mixer
 
     def __call__(self, x, _, *rest):
-        a, b = mx.split(x, 2)
+        a, b = _halves(x)
         y = self.one(a, self.one.mixer.make_state(), *rest)
         alone = self.other(a, self.other.mixer.make_state(), *rest)
         z = self.other(b, self.other.mixer.make_state(), *rest)
-        error = mx.linalg.norm((alone - y).reshape(-1)) / mx.linalg.norm((y - a).reshape(-1))
+        before, right, wrong = (_stream(x) for x in (a, y, alone))
+        error = mx.linalg.norm(wrong - right) / mx.linalg.norm(right - before)
         mx.eval(y, z, error)
         self.errors[self.name] = error.item()
         self.one = self.other = self.mixer = None  # lets go of the weights
-        return mx.concatenate([y, z])
+        return _joined(y, z)
+
+
+class _Pair:
+    """Any other part of the two models, in the same way."""
+
+    def __init__(self, one: nn.Module, other: nn.Module):
+        self.one, self.other = one, other
+
+    def __call__(self, *x):
+        a, b = _halves(x)
+        return _joined(self.one(*a), self.other(*b))
 
 
 def _pair_up(one: Model, other: Model) -> Model:
-    embed, norm = one.embed, one.norm
+    """A model that runs both: the source's rows, then the result's."""
+    parts = {name: part for name, part in one.children().items() if isinstance(part, nn.Module) and name != "head"}
 
     class Both(Model):
         def __init__(self):
             nn.Module.__init__(self)
             self.spec, self.layers = one.spec, one.layers
-            self.embed = lambda ids: mx.concatenate([embed(ids), other.embed(ids)])
-            self.norm = lambda x: mx.concatenate([f(half) for f, half in zip((norm, other.norm), mx.split(x, 2))])
+            for name, part in parts.items():
+                setattr(self, name, _Pair(part, other[name]))
+            self.embed = lambda ids: _joined(one.embed(ids), other.embed(ids))
 
     return Both()
+
+
+def _halves(x):
+    return tree_map(lambda array: array[: len(array) // 2], x), tree_map(lambda array: array[len(array) // 2 :], x)
+
+
+def _joined(a, b):
+    return tree_map(lambda one, other: mx.concatenate([one, other]), a, b)
+
+
+def _stream(x) -> mx.array:
+    """The residual stream, the last of the arrays that layers hand on."""
+    return tree_flatten(x)[-1][1].reshape(-1)
 
 
 def _measure(one: Model, other: Model, a, b, ids, errors) -> Quality:
@@ -168,11 +194,3 @@ def memory_needed(plan: Plan) -> int:
         layer = re.search(r"layers\.\d+\.", entry.target)
         layers[layer.group() if layer else "outside"] += entry.parameters
     return 2 * 4 * (max(n for name, n in layers.items() if name != "outside") + layers["outside"])
-
-
-def memory_here() -> int | None:
-    """Bytes of memory that this machine has, where it says so."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

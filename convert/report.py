@@ -11,7 +11,6 @@ import mlx.core as mx
 
 import mlx_linattn
 
-from .folder import known_to_mlx_lm
 from .plan import Plan
 from .table import groups, size
 from .verify import Verification
@@ -32,7 +31,7 @@ def report(plan: Plan, source: str, revision: str | None, command: str, checked:
             "python": ".".join(map(str, sys.version_info[:2])),
         },
         "model_type": plan.model_type,
-        "known_to_mlx_lm": known_to_mlx_lm(plan.model_type),
+        "stock_mlx_lm": plan.stock_problem or "can load it",
         "parameters": plan.parameters,
         "bytes": plan.nbytes,
         "bits_per_weight": round(plan.bits_per_weight, 4),
@@ -59,7 +58,7 @@ def card(made: dict) -> str:
         [
             *front, "---", "", f"# {source} in MLX layout", "",
             f"{made['bits_per_weight']:.2f} bits per weight, {size(made['bytes'])}. Loads in mlx_linattn and in "
-            + ("stock mlx_lm." if made["known_to_mlx_lm"] else "mlx_lm with --trust-remote-code, if mlx-linattn is installed."), "",
+            + ("stock mlx_lm." if made["stock_mlx_lm"] == "can load it" else "mlx_lm with --trust-remote-code, if mlx-linattn is installed."), "",
             "    " + made["command"], "",
             f"With {versions}.", "", *_quality(made["verification"]), "## Tensors", "",
             "| tensor | number | before | after | size |", "|---|---|---|---|---|", *rows, "",

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_linattn.budget import working_set
+
 from .plan import Entry, Plan
 
 LAYER = re.compile(r"\.\d+\.")
@@ -66,7 +68,9 @@ def aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    lines = []
+    here = working_set()
+    fits = "fits in" if plan.nbytes < 0.9 * here else "does not fit in"
+    lines = [f"{size(plan.nbytes)} of weights: {fits} the {size(here)} of memory here"]
     reasons = Counter(entry.reason for entry in plan.entries if entry.reason)
     lines += [f"{number} weights treated apart: {reason}" for reason, number in reasons.most_common()]
     if plan.mtp:
@@ -74,7 +78,7 @@ def _remarks(plan: Plan) -> list[str]:
         lines.append(f"{len(plan.mtp)} tensors kept as they are in mtp.safetensors ({size(nbytes)})")
     dropped = Counter(plan.dropped.values())
     lines += [f"{number} tensors dropped: {reason}" for reason, number in dropped.most_common()]
-    return ["", *lines] if lines else []
+    return ["", *lines]
 
 
 def count(number: int) -> str:

@@ -9,13 +9,14 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_linattn import arch
+from mlx_linattn.budget import working_set
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError, TokenizerError
 from mlx_linattn.weights import Tensors
 
 from .audit import Loss, audit
 from .plan import Plan
-from .quality import Quality, compare, memory_here, memory_needed, rows_of
+from .quality import Quality, compare, memory_needed, rows_of
 from .text import TEXT
 
 WORST = 5
@@ -77,8 +78,8 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
     losses = tuple(audit(plan, source, Tensors(checkpoint, family, family.spec(config))))
     source.checkpoint.close()
     checkpoint.close()
-    needed, here = memory_needed(plan), memory_here()
-    if here is not None and needed > 0.8 * here:
+    needed, here = memory_needed(plan), working_set()
+    if needed > 0.8 * here:
         text = f"two layers in float32 take {needed / 1e9:.0f} GB, this machine has {here / 1e9:.0f} GB"
         quality = None
     else:

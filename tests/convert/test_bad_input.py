@@ -96,6 +96,13 @@ def contradicting_config(folder):
     return "but config.json asks for"
 
 
+def only_pickles(folder):
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    return "a pickle, and pickles can run code"
+
+
 def broken_config(folder):
     (folder / "config.json").write_text("{")
     return "cannot be read as JSON"
@@ -105,7 +112,7 @@ def broken_config(folder):
     "spoil",
     [
         missing_shard, truncated_shard, cut_in_header, corrupt_header, wrong_index, tensor_twice, unknown_switch,
-        unknown_type, contradicting_config, broken_config,
+        unknown_type, contradicting_config, only_pickles, broken_config,
     ],
 )  # fmt: skip
 def test_a_spoiled_checkpoint_is_one_sentence(spoil, fixture_folder, tmp_path):

@@ -96,7 +96,14 @@ def test_bytes_and_table_are_those_of_the_files(fixture_folder, tmp_path):
     header, rows = lines[0].split(), [line.split() for line in lines[1:] if "language_model" in line]
     assert header == ["tensor", "count", "parameters", "before", "after", "bytes", "bits/weight"]
     assert sum(int(row[1]) for row in rows) == len(done.plan.entries)
+    assert any("of weights: fits in the" in line for line in lines)
     assert any("vision tower" in line for line in lines) and any("router" in line for line in lines)
+
+
+def test_a_plan_that_does_not_fit_says_so(monkeypatch, tmp_path):
+    plan = prepare("demo", tmp_path).plan
+    monkeypatch.setattr("mlx_linattn.convert.table.working_set", lambda: 1_000_000)
+    assert "does not fit in the 1.00 MB of memory here" in table(plan)
 
 
 def test_shards_hold_everything_in_order_within_the_limit(fixture_folder, tmp_path):
@@ -121,12 +128,24 @@ RULES = (Quantize(r".*\.conv", None, "conv"), Quantize(r".*\.gate", 8, "router")
         ("a.gate", 128, Quantization(4, 32, "mxfp4"), Quantization(8, 64)),
         ("a.gate", 96, Quantization(4, 16, "nvfp4"), Quantization(8, 32)),
         ("a.up", 96, Quantization(4, 16, "nvfp4"), Quantization(4, 16, "nvfp4")),
+        ("mixer.q", 128, Quantization(4, 64), Quantization(5, 64)),
+        ("mixer.q", 128, Quantization(6, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(8, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(4, 32, "mxfp4"), Quantization(5, 64)),
+        ("mixer.gate", 128, Quantization(4, 64), Quantization(8, 64)),
+        ("mixer.conv", 128, Quantization(4, 64), None),
     ],
 )
 def test_choice_of_bits(module, row, asked, want):
-    choice = choose(module, (7, row), asked, RULES)
+    choice = choose(module, (7, row), asked, RULES, "raised" if module.startswith("mixer") else "")
     assert choice.quantization == want
     assert bool(choice.reason) == (want != asked)
+
+
+def test_a_model_of_mixers_alone_gets_what_was_asked(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("mamba"), tmp_path, quantize=True, q_group_size=32).plan
+    got = {e.name.split(".")[-2]: e.quantization.bits for e in plan.entries if e.quantization}
+    assert got["in_proj"] == got["out_proj"] == 4 and got["x_proj"] == 8 and got["embeddings"] == 5
 
 
 def test_mixers_and_head_get_a_step_more(fixture_folder, tmp_path):

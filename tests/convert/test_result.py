@@ -8,6 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from helpers import FIXTURES, assert_close, check_golden, golden, model_bytes, stock_load, stored, tolerance
+from seeded_fixtures import write_safetensors
 
 from mlx_linattn.convert import convert as convert_and_verify
 from mlx_linattn.convert import prepare
@@ -212,3 +213,31 @@ def test_a_type_unknown_to_stock_brings_its_model_along(name, converted):
     theirs = mlx_lm("generate").generate_step(prompt, stock_load(folder)[0], max_tokens=8)
     ours = generate_step(prompt, load_model(folder)[0], max_tokens=8)
     assert [int(token) for token, _ in theirs] == [int(token) for token, _ in ours]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "interval"),
+    [
+        (["linear_attention", "full_attention", "linear_attention"], 2),
+        (["full_attention", *["linear_attention"] * 2], None),
+    ],
+)
+def test_layer_types_are_told_to_stock_as_an_interval_or_by_a_model_file(kinds, interval, fixture_folder, tmp_path):
+    source = fixture_folder("qwen3_5_untied_text")
+    config = json.loads((source / "config.json").read_text()) | {"layer_types": kinds}
+    config.pop("full_attention_interval")
+    (source / "config.json").write_text(json.dumps(config))
+    tensors = stored(source)
+    for i, kind in enumerate(kinds):  # weights of the kind that the config asks for
+        donor = 2 if kind == "full_attention" else 0
+        parts = {
+            n.replace(f"layers.{donor}.", f"layers.{i}."): t
+            for n, t in stored(source).items()
+            if f"layers.{donor}." in n
+        }
+        tensors = {n: t for n, t in tensors.items() if f"layers.{i}." not in n} | parts
+    write_safetensors(source / "model.safetensors", tensors)
+    convert(source, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written.get("full_attention_interval") == interval and ("model_file" in written) == (interval is None)
+    check_equal_in_stock(tmp_path / "out", "qwen3_5_untied_text", 1e-4)
