@@ -104,7 +104,7 @@ def prefill(device, long):
                             f"{path} {milliseconds(lambda s: ops.recurrence(*given, s, delta=True), state):8.3f}"
                         )  # noqa: B023
                 if T in (512, 16384) and dtype == mx.bfloat16 and not vector and (long or T == 512):
-                    call = lambda s: mx.fast.gated_delta_update(*given, initial_state=s)  # noqa: B023, E731
+                    call = lambda s: mx.fast.gated_delta_update(*given, initial_state=s)  # noqa: E731
                     row.append(f"mx.fast {milliseconds(call, state, 1, 1):8.1f}")
                 name = f"{'vector' if vector else 'scalar'} {str(dtype)[9:]:9}"
                 print(f"  {name} T={T:6}  {'  '.join(row)}", flush=True)
@@ -119,7 +119,7 @@ def decode(device):
         given, state = inputs(B, 1, 16, 32, 128, mx.bfloat16, False)
         for lanes in (4, 8, 16):
             with ops.use_backend(device):
-                step = lambda s: kernels.packed(*given, s, True, None, lanes=lanes)  # noqa: B023, E731
+                step = lambda s: kernels.packed(*given, s, True, None, lanes=lanes)  # noqa: E731
                 ms = milliseconds(step, state, 200, 3)  # long enough for the host to be ahead of the GPU
             rate = 2 * state.nbytes / ms / 1e9
             print(
