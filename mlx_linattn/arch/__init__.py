@@ -14,6 +14,7 @@ and, where it needs them,
     ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
     published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
     dropped(spec)       the same for DROPPED
+    mlx_config(config)  the config in stock mlx_lm's words, or None where those do not suffice
     earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
 
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.
