@@ -69,7 +69,9 @@ class MarkdownStream:
         if fence:
             self._commit()
             self._fence = fence[1], Syntax("", fence[2] or "text", theme="ansi_dark", background_color="default")
-            self._space()
+            if self._shown:
+                self.tail.commit([Text("")])
+            self._shown = True
         elif not line.strip():
             if self._block and ITEM.match(self._block[0]):
                 self._gap = True
@@ -97,42 +99,21 @@ class MarkdownStream:
 
     def _commit(self) -> None:
         if self._block:
-            # A list, a heading or a table right below a paragraph belongs to the same piece of Markdown; rich spaces it.
-            self.tail.erase()
-            self._space()
-            self.tail.commit(_Markdown("\n".join(self._block)))
+            self.tail.commit(self._spaced("\n".join(self._block)))
+            self._shown = True
         self._block, self._gap = [], False
 
-    def _space(self) -> None:
-        """An empty line between blocks."""
-        if self._shown:
-            self.tail.erase()
-            self.console.print()
-        self._shown = True
+    def _spaced(self, text: str) -> list[Text]:
+        """The lines of ``text``, below an empty one if something stands above."""
+        lines = self.tail.lines(_Markdown(text))
+        return [Text(""), *lines] if self._shown and lines else lines
 
     def _paint(self) -> None:
         if self._fence is not None:
-            self.tail.paint(Text(self._line))
-            return
-        lines = [*self._block, *([""] if self._gap else []), self._line]
-        if FENCE.match(self._line):
-            lines.pop()
-        text = "\n".join(lines).rstrip()
-        blank = self._shown and text and (self._block or self._line.strip())
-        content = _Markdown(text)
-        if not text:
-            self.tail.erase()
-        elif blank:
-            self.tail.paint(_spaced(content, self.console))
+            self.tail.paint(self.tail.lines(Text(self._line)))
         else:
-            self.tail.paint(content)
-
-
-def _spaced(content: Markdown, console: Console):
-    """``content`` below an empty line."""
-    from rich.console import Group
-
-    return Group(Text(""), content)
+            last = [] if FENCE.match(self._line) else [self._line]
+            self.tail.paint(self._spaced("\n".join([*self._block, *([""] if self._gap else []), *last]).rstrip()))
 
 
 class RawStream:

@@ -49,8 +49,8 @@ def find(name: str) -> Command | None:
 def nearest(name: str) -> str:
     """The command that somebody who typed ``name`` most likely meant."""
     names = [*REGISTRY, *(alias for one in REGISTRY.values() for alias in one.aliases)]
-    begun = [one for one in REGISTRY if len(name) > 1 and one.startswith(name)]
-    best = begun or difflib.get_close_matches(name, names, n=1, cutoff=0.0) or ["/help"]
+    begun = [one for one in REGISTRY if one.startswith(name)] if len(name) > 1 else ["/help"]
+    best = begun or difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return find(best[0]).name
 
 

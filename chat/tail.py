@@ -26,35 +26,36 @@ class Tail:
         self.console = console
         self._painted: list[Text] = []
 
-    def paint(self, renderable: RenderableType) -> None:
-        """Show ``renderable`` in place of what was painted before."""
-        self._write(self.lines(renderable)[-max(1, self.console.height - 1) :], final=False)
+    def paint(self, lines: list[Text]) -> None:
+        """Show ``lines`` in place of what was painted before."""
+        self._write(lines[-max(1, self.console.height - 1) :], final=False)
 
-    def commit(self, renderable: RenderableType) -> None:
+    def commit(self, lines: list[Text]) -> None:
         """Show the final form; what is painted next goes below it."""
-        self._write(self.lines(renderable), final=True)
+        self._write(lines, final=True)
 
     def erase(self) -> None:
         self._write([], final=False)
 
     def lines(self, renderable: RenderableType) -> list[Text]:
-        """As it will be shown, without the spaces that pad lines to the terminal's width."""
+        """As it will be shown, without the space that pads lines and what is rendered."""
         found = []
         for segments in self.console.render_lines(renderable, pad=False):
             line = Text.assemble(*((one.text, one.style or "") for one in segments), end="")
             line.rstrip()
             found.append(line)
-        return found
+        full = [i for i, line in enumerate(found) if line.plain]
+        return found[full[0] : full[-1] + 1] if full else []
 
     def _write(self, lines: list[Text], final: bool) -> None:
         old, width = self._painted, self.console.width
         same = 0
-        while same < min(len(old), len(lines)) and old[same] == lines[same] and old[same].spans == lines[same].spans:
+        while same < min(len(old), len(lines)) and old[same] == lines[same]:
             same += 1
         if same == len(old) == len(lines) and not final:
             return
-        if same == len(old) and old:
-            same -= 1  # the cursor is at its end, not below it
+        if same and (same == len(old) or (same == len(lines) and not final)):
+            same -= 1  # between two pictures the cursor is at the end of the last line, not below it
         out = ""
         if old:
             # A terminal that became narrower has wrapped what was painted.

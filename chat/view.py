@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-from rich.console import Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -113,7 +112,7 @@ class _Thought:
             self.painted = now
             last = self.tail.lines(Text(self.text[-1000:].strip(), style="dim italic"))[-THOUGHT_LINES:]
             head = f"thinking for {now - self.began:.0f} s ({self.tokens})"
-            self.tail.paint(Group(Text(head, style="dim"), *last))
+            self.tail.paint([Text(head, style="dim"), *last])
 
     @property
     def tokens(self) -> str:
