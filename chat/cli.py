@@ -8,7 +8,7 @@ import os
 import sys
 
 import mlx_linattn as la
-from mlx_linattn.errors import MemoryLimitError, RequestError
+from mlx_linattn.errors import MemoryLimitError, RequestError, SessionFileError
 from mlx_linattn.generate_cli import (
     add_memory_options,
     add_model_options,
@@ -73,6 +73,9 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     settings = _settings(args)
     view = View(quiet=args.json)
+    if args.list_sessions:
+        view.out.print(list_sessions(Store()))
+        return 0
     question = args.prompt
     if question is None and not sys.stdin.isatty() and "-" not in args.read:
         question = sys.stdin.read()
@@ -93,17 +96,15 @@ def main(argv: list[str]) -> int:
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}. {_smaller(model_id)}") from error
 
+    if model_id == "demo" and not script:
+        _welcome(view)
+    documents = _documents(args.read)
+    if "-" in args.read and not script:
+        _ask_the_terminal()
+    model, tokenizer = load(model_id)  # Ctrl-C ends the program until here, and only an answer from here on
+    template = {} if args.think is None else {"enable_thinking": args.think}
+    session = la.Session(model, tokenizer, args.system_prompt, **options, **template)
     with Signals() as signals:
-        if args.list_sessions:
-            repl = Repl(None, model_id, view, settings, signals, Store())
-            list_sessions(repl)
-            return 0
-        if model_id == "demo" and not script:
-            _welcome(view)
-        documents = _documents(args.read)
-        model, tokenizer = load(model_id)
-        template = {} if args.think is None else {"enable_thinking": args.think}
-        session = la.Session(model, tokenizer, args.system_prompt, **options, **template)
         repl = Repl(session, model_id, view, settings, signals, store, load, **options)
         if record:
             repl.resume(name)
@@ -117,10 +118,16 @@ def main(argv: list[str]) -> int:
             repl.read_documents(documents)
         if script:
             return _once(repl, question, args.json)
-        if "-" in args.read:
-            os.dup2(os.open("/dev/tty", os.O_RDONLY), 0)
         view.note(f"Talking to {repl.model_name}. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.")
         return repl.run(make_reader(repl.complete, History(data_folder() / "history"), signals))
+
+
+def _ask_the_terminal() -> None:
+    """Standard input was a document; questions come from the terminal."""
+    try:
+        os.dup2(os.open("/dev/tty", os.O_RDONLY), 0)
+    except OSError as error:
+        raise RequestError("--read - leaves no terminal to ask from: give the question with -p") from error
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -145,7 +152,12 @@ def _session_name(args: argparse.Namespace, store: Store | None) -> tuple[str, R
         raise RequestError("there is no conversation to continue yet: begin one with mlx-linattn chat")
     name = names[0] if args.latest else args.session
     store.path(name)
-    return name, store.read(name) if name in names else None
+    if name not in names:
+        return name, None
+    try:
+        return name, store.read(name)
+    except SessionFileError:  # to be mended, or told, once there is a model
+        return name, Record(name)
 
 
 def _documents(names: list[str]) -> dict[str, str]:

@@ -20,13 +20,14 @@ from mlx_linattn.errors import RequestError, SessionFileError
 from .commands import shortened, table
 from .documents import matching, read_text
 from .registry import PATH, SESSION, command
-from .sessions import Record, private
+from .sessions import Record, Store, private
 
 if TYPE_CHECKING:
     from .repl import Repl
 
 CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input"))
 CODE = re.compile(r"^\s*```[^\n]*\n(.*?)^\s*```\s*$", re.DOTALL | re.MULTILINE)
+LISTED = 20  # conversations that /load lists
 
 
 def is_path(text: str) -> bool:
@@ -49,7 +50,7 @@ def save(repl: Repl, rest: str) -> None:
 @command("/load", "[NAME|FILE]", "go on with a kept conversation; alone: list them", ("/sessions",), SESSION)
 def load(repl: Repl, rest: str) -> None:
     if not rest:
-        list_sessions(repl)
+        repl.view.say(list_sessions(repl.store, repl.record.name))
         return
     if is_path(rest) and Path(rest).expanduser().exists():
         repl.keep()
@@ -66,18 +67,19 @@ def load(repl: Repl, rest: str) -> None:
     repl.resume(rest)
 
 
-def list_sessions(repl: Repl) -> None:
+def list_sessions(store: Store | None, current: str = ""):
+    """The latest conversations, as a table."""
     rows = []
-    for name in repl.session_names()[:20]:
+    for name in store.names()[:LISTED] if store else []:
         try:
-            record = repl.store.read(name)
+            record = store.read(name)
         except SessionFileError as error:
             rows.append((name, shortened(error)))
             continue
         day = time.strftime("%b %d %H:%M", time.localtime(record.saved))
-        mark = " (this one)" if name == repl.record.name else ""
+        mark = " (this one)" if name == current else ""
         rows.append((name, f"{day}, {len(record.messages)} messages: {shortened(record.title, 40)}{mark}"))
-    repl.view.say(table(rows) if rows else "There are no kept conversations yet; /save NAME keeps this one.")
+    return table(rows) if rows else "There are no kept conversations yet; /save NAME keeps the one you are in."
 
 
 @command("/fork", "[NAME]", "go on in a copy; this conversation stays as it is")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.markdown import Heading, Markdown
 from rich.syntax import Syntax
@@ -15,6 +16,7 @@ from .tail import Tail, harmless
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 ITEM = re.compile(r"^\s*([-*+]|\d{1,9}[.)])\s")
 HEADING = re.compile(r"^ {0,3}#{1,6}(\s|$)")
+PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 INTERVAL = 1 / 30  # seconds between two pictures of the unfinished end
 
 
@@ -24,7 +26,17 @@ class _Heading(Heading):
 
 
 class _Markdown(Markdown):
+    """As rich shows it, but a line stays a line (models write verses and addresses so), and <tags> are text."""
+
     elements = {**Markdown.elements, "heading_open": _Heading}  # noqa: RUF012 - as rich has it
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.parsed = PARSER.parse(text)
+        for token in self.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"
 
 
 class MarkdownStream:

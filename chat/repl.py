@@ -92,7 +92,7 @@ class Repl:
         self.stream(start, *arguments, **self.settings.stream_options())
         stopped = self.session.last is not None and self.session.last.finish_reason == "cancel"
         if stopped:
-            self.view.note("(stopped; /continue goes on, /retry begins anew)")
+            self.view.note("(stopped) /continue goes on, /retry begins anew")
         if self.settings.stats:
             self.view.note(footer(self.model_name, self.session, self.totals, self.view.err.width))
         self.autosave()
@@ -138,7 +138,7 @@ class Repl:
         self.stream(self.session.stream, text, show=False, **self.settings.stream_options() | {"max_tokens": 1})
         if self.session.last.finish_reason == "cancel":
             self.session.messages = before
-            self.view.note("(stopped; nothing was read into the conversation)")
+            self.view.note("(stopped) Nothing was read into the conversation.")
             return
         # The one token was only there to have everything before it read.
         self.session.messages = [*self.session.messages[:-1], {"role": "assistant", "content": READ}]

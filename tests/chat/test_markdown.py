@@ -65,6 +65,12 @@ def test_marks_are_rendered_and_code_is_left_alone():
     assert "# Pepper" in text
 
 
+def test_nothing_that_a_model_wrote_is_lost():
+    assert show("roses\nviolets <b> std::vector<int>\n\n<div>\nx\n</div>", 4).text == (
+        "roses\nviolets <b> std::vector<int>\n\n<div>\nx\n</div>"
+    )
+
+
 def test_code_appears_line_by_line():
     screen = Screen(40)
     stream = MarkdownStream(Console(file=screen, force_terminal=True, width=40), interval=0)
