@@ -43,6 +43,13 @@ class Terminal:
         between, self._seen = self.screen[self._seen : found], found + len(text)
         return between
 
+    def appears(self, text: str, timeout: float) -> bool:
+        try:
+            self.expect(text, timeout)
+        except AssertionError:
+            return False
+        return True
+
     def _read(self, timeout: float) -> bool:
         if timeout <= 0 or not select.select([self.master], [], [], timeout)[0]:
             return False
