@@ -14,10 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mlx_linattn.errors import RequestError
+
 if TYPE_CHECKING:
     from mlx_linattn.weights import Tensors
 
     from .plan import Options, Plan
+    from .verify import Verification
 
 Progress = Callable[[int, int, str], None]
 
@@ -28,31 +31,65 @@ __all__ = ["Conversion", "convert", "prepare"]
 class Conversion:
     """A conversion that has been planned: ``plan`` says what :meth:`write` does."""
 
+    source: str  # as it was given
+    revision: str | None
     target: Path
     plan: Plan
     options: Options
     tensors: Tensors
 
     @property
-    def source(self) -> Path:
-        return self.tensors.checkpoint.folder
-
-    @property
     def notes(self) -> list[str]:
-        """What the source lacks, as sentences."""
+        """What the source lacks and what the result needs, as sentences."""
         from .folder import missing
 
-        return missing(self.source)
+        notes = missing(self.tensors.checkpoint.folder)
+        if self.plan.stock_problem:
+            notes.append(f"{self.plan.stock_problem}: there the result needs --trust-remote-code and mlx-linattn")
+        return notes
 
-    def write(self, progress: Progress | None = None, shard_size: int | None = None) -> None:
-        """Write the result. ``progress`` is called with (bytes written, bytes in all, tensor name).
+    def write(
+        self,
+        progress: Progress | None = None,
+        shard_size: int | None = None,
+        *,
+        verify: bool = True,
+        calibration: str | Path | None = None,
+        max_kl: float | None = None,
+        force: bool = False,
+        command: str = "",
+    ) -> Verification | None:
+        """Write the result, with a report and a model card, and return what verifying it found.
 
         Interrupted, it leaves the target's name + ".partial"; the same conversion, started again, goes on from there.
-        Raises ConvertError where the result cannot be written.
-        """
-        from . import stream
 
-        stream.run(self.plan, self.tensors, self.options, self.target, progress, shard_size or stream.LIMIT)
+        Args:
+            progress: called with (bytes written, bytes in all, tensor name).
+            verify, calibration, max_kl, force: see :func:`convert`.
+            command: what the report says that was typed.
+
+        Raises ConvertError where the result cannot be written, or is not what it should be.
+        """
+        from . import folder, stream
+        from .report import CARD, REPORT, card, report
+        from .verify import Check
+        from .verify import verify as check_result
+
+        check = Check(None if calibration is None else Path(calibration), max_kl)
+        if not verify and (calibration is not None or max_kl is not None):
+            raise RequestError("calibration text or a largest KL is given, but nothing is to be verified")
+        found = []
+
+        def finish(unfinished: Path, config: dict) -> None:
+            checked = check_result(self.plan, self.tensors, unfinished, config, check) if verify else None
+            found.append(checked)
+            made = report(self.plan, self.source, self.revision, command, checked)
+            folder.write_json(unfinished / REPORT, made)
+            (unfinished / CARD).write_text(card(made), encoding="utf-8")
+
+        limit = shard_size or stream.LIMIT
+        stream.run(self.plan, self.tensors, self.options, self.target, progress, limit, force, finish)
+        return found[0] if found else None
 
 
 def prepare(
@@ -70,15 +107,18 @@ def prepare(
     revision: str | None = None,
     dequantize: bool = False,
     keep_mtp: bool = False,
+    headers_only: bool = False,
 ) -> Conversion:
-    """A planned conversion; arguments as in :func:`convert`. Raises CheckpointError where the source cannot be used as it is."""
+    """A planned conversion; arguments as in :func:`convert`.
+
+    With ``headers_only`` a model on the Hub is planned without downloading its weights, and cannot be written. Raises CheckpointError where the source cannot be used as it is."""
     from mlx_linattn.checkpoint import Checkpoint
-    from mlx_linattn.errors import RequestError
-    from mlx_linattn.loading import DTYPES, resolve
+    from mlx_linattn.loading import DTYPES, local_folder, resolve
 
     from . import folder
     from .bits import RECIPES, Quantization, parse_rules
-    from .plan import Options, make_plan
+    from .plan import Options
+    from .planning import make_plan
 
     if dtype is not None and dtype not in DTYPES:
         raise RequestError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
@@ -97,8 +137,14 @@ def prepare(
         dtype=next((code for code, name in folder.NAMES.items() if name == dtype), None),
         keep_mtp=keep_mtp,
     )
-    plan, tensors = make_plan(Checkpoint(resolve(hf_path, revision)), options)
-    return Conversion(Path(mlx_path).expanduser().absolute(), plan, options, tensors)
+    if headers_only and local_folder(hf_path) is None:
+        from .hub import headers
+
+        checkpoint = headers(str(hf_path), revision)
+    else:
+        checkpoint = Checkpoint(resolve(hf_path, revision))
+    plan, tensors = make_plan(checkpoint, options)
+    return Conversion(str(hf_path), revision, Path(mlx_path).expanduser().absolute(), plan, options, tensors)
 
 
 def convert(
@@ -112,6 +158,11 @@ def convert(
     *,
     progress: Progress | None = None,
     shard_size: int | None = None,
+    verify: bool = True,
+    calibration: str | Path | None = None,
+    max_kl: float | None = None,
+    force: bool = False,
+    upload_repo: str | None = None,
     **options: Any,
 ) -> Conversion:
     """Write the model ``hf_path`` (a folder, a Hub id or ``demo``) to the folder ``mlx_path``, which must be new or empty.
@@ -122,6 +173,11 @@ def convert(
             Decays and other gate parameters are float32 in any case.
         progress: see :meth:`Conversion.write`.
         shard_size: largest weight file in bytes, 5 GiB by default.
+        verify: read the result back, compare every tensor with its source, and both models on a page of text.
+        calibration: a file of more text to compare them on.
+        max_kl: the mean KL divergence above which the result is refused.
+        force: replace a model that is in ``mlx_path``.
+        upload_repo: put the result into this repository on the Hub.
         recipe: "balanced" gives mixers and head a step more bits, "uniform" only what is unsafe with fewer.
         rules: ``REGEX=VALUE[,g=GROUP]`` for weights by name, before the recipe; the first that matches decides.
         recipe_file: a file with one such rule a line.
@@ -132,14 +188,35 @@ def convert(
     Raises CheckpointError where the source cannot be used as it is, ConvertError where the result cannot be written.
     """
     conversion = prepare(hf_path, mlx_path, quantize, q_group_size, q_bits, q_mode, dtype, **options)
-    conversion.write(progress, shard_size)
+    told = {
+        "quantize": quantize,
+        "q_bits": q_bits,
+        "q_group_size": q_group_size,
+        "q_mode": q_mode,
+        "dtype": dtype,
+        **options,
+    }
+    words = [repr(str(hf_path)), repr(str(mlx_path)), *(f"{key}={value!r}" for key, value in told.items() if value)]
+    conversion.write(
+        progress,
+        shard_size,
+        verify=verify,
+        calibration=calibration,
+        max_kl=max_kl,
+        force=force,
+        command=f"mlx_linattn.convert({', '.join(words)})",
+    )
+    if upload_repo is not None:
+        from .hub import upload
+
+        upload(conversion.target, upload_repo)
     return conversion
 
 
 class _Callable(ModuleType):
     """Python binds ``mlx_linattn.convert`` to this package once it is imported; calling that must convert as well."""
 
-    def __call__(self, *args, **kwargs) -> Conversion:
+    def __call__(self, *args, **kwargs):
         return convert(*args, **kwargs)
 
 

@@ -108,24 +108,29 @@ def parse_rules(texts: Iterable[str], file: Path | None = None) -> tuple[Rule, .
 
 
 def choose(
-    module: str, shape: tuple[int, ...], asked: Quantization, rules: Iterable[Quantize], recipe: str = BALANCED
+    module: str, shape: tuple[int, ...], asked: Quantization, rules: Iterable[Quantize], raised: str = ""
 ) -> Choice:
-    """What the weight of ``module`` (a name in MLX layout) gets; ``shape`` ends with the axis that is grouped."""
+    """What the weight of ``module`` (a name in MLX layout) gets.
+
+    ``shape`` ends with the axis that is grouped; ``raised`` says why it gets a step of bits more than asked, if it does.
+    """
     wanted, reason = asked, ""
     rule = next((rule for rule in rules if re.fullmatch(rule.pattern, module)), None)
     if rule is not None and rule.bits is None:
         return Choice(None, rule.reason)
-    if rule is not None:
-        bits = max(rule.bits, more_bits(asked.bits, rule.steps if recipe == BALANCED else 0))
-        if bits > asked.bits:
-            wanted, reason = _affine(bits, asked, shape[-1]), rule.reason
+    offers = [(more_bits(asked.bits), raised)] if raised else []
+    offers += [(rule.bits, rule.reason)] if rule is not None else []
+    bits, why = max(offers, default=(0, ""))
+    if bits > asked.bits:
+        wanted, reason = _affine(bits, asked, shape[-1]), why
     if shape[-1] % wanted.group_size:
         return Choice(None, _indivisible(shape, wanted))
     return Choice(wanted, reason)
 
 
-def more_bits(bits: int, steps: int) -> int:
-    return AFFINE_BITS[min(AFFINE_BITS.index(bits) + steps, len(AFFINE_BITS) - 1)]
+def more_bits(bits: int) -> int:
+    """The next width that affine quantization has."""
+    return next((one for one in AFFINE_BITS if one > bits), bits)
 
 
 def _indivisible(shape: tuple[int, ...], q: Quantization) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
 
 from mlx_linattn.errors import LinAttnError, RequestError
 
-from . import prepare
+from . import Conversion, prepare
 from .bits import BALANCED, MODES, RECIPES
+from .hub import upload
 from .stream import require_free
 from .table import size, table
 
@@ -67,16 +69,29 @@ def parser() -> argparse.ArgumentParser:
         help="of what is not quantized (default: what config.json says)",
     )
     add("--keep-mtp", action="store_true", help="keep the multi-token-prediction head, unchanged, in mtp.safetensors")
+    add("--no-verify", dest="verify", action="store_false", help="do not read the result back and compare it")
+    add("--calibration", metavar="FILE", help="text on which source and result are compared, besides the bundled page")
+    add("--max-kl", type=float, metavar="X", help="refuse a result whose mean KL divergence from the source is larger")
+    add("--force", action="store_true", help="replace a model that is in the target folder")
+    add(
+        "--sensitivity",
+        action="store_true",
+        help="measure which weights mind being rounded, print a recipe, write nothing",
+    )
+    add("--target-bits", type=float, metavar="X", help="bits per weight of that recipe (default: those of -q)")
     add("--dry-run", action="store_true", help="print the plan and write nothing")
+    add("--upload-repo", metavar="ID", help="put the result into this repository on the Hub")
+    add("--private", action="store_true", help="make that repository private, if it is new")
     add("--revision", help="branch, tag or commit on the Hub")
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; errors that a user can mend end in one line on stderr and status 2."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     try:
-        return _run(arguments)
+        return _run(arguments, words)
     except LinAttnError as error:
         print(f"mlx-linattn convert: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -88,19 +103,19 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
     source = arguments.source or arguments.hf_path
     if source is None:
         raise RequestError("no model given; say which folder or Hub id to convert (see --help)")
     if arguments.source and arguments.hf_path and arguments.source != arguments.hf_path:
         raise RequestError(f"two models given, {arguments.source!r} and {arguments.hf_path!r}; give one")
-    if not arguments.dry_run:
-        require_free(Path(arguments.mlx_path).expanduser())
+    if not (arguments.dry_run or arguments.sensitivity):
+        require_free(Path(arguments.mlx_path).expanduser(), arguments.force)
     conversion = prepare(
         source,
         arguments.mlx_path,
-        quantize=arguments.quantize,
+        quantize=arguments.quantize or arguments.sensitivity,
         q_group_size=arguments.q_group_size,
         q_bits=arguments.q_bits,
         q_mode=arguments.q_mode,
@@ -111,24 +126,61 @@ def _run(arguments: argparse.Namespace) -> int:
         revision=arguments.revision,
         dequantize=arguments.dequantize,
         keep_mtp=arguments.keep_mtp,
+        headers_only=arguments.dry_run,
     )
     plan = conversion.plan
+    if arguments.sensitivity:
+        return _sensitivity(conversion, arguments)
     if arguments.dry_run:
         print(table(plan))
         return 0
     print(table(plan) + "\n", file=sys.stderr)
     for note in conversion.notes:
         print(f"note: {note}", file=sys.stderr)
-    conversion.write(Progress())
+    checked = conversion.write(
+        Progress(),
+        verify=arguments.verify,
+        calibration=arguments.calibration,
+        max_kl=arguments.max_kl,
+        force=arguments.force,
+        command=shlex.join(["mlx-linattn", "convert", *words]),
+    )
+    if checked is not None:
+        print(checked.summary(), file=sys.stderr)
     print(f"{arguments.mlx_path}: {size(plan.nbytes)}, {plan.bits_per_weight:.2f} bits per weight")
+    if arguments.upload_repo is not None:
+        print(upload(conversion.target, arguments.upload_repo, arguments.private))
+    return 0
+
+
+def _sensitivity(conversion: Conversion, arguments: argparse.Namespace) -> int:
+    """The table on stderr, the recipe on stdout, so that it can be sent to a file."""
+    from .sensitivity import kinds, measure, recipe, rules, table
+    from .verify import Check, tokens
+
+    plan, checkpoint = conversion.plan, conversion.tensors.checkpoint
+    asked = conversion.options.quantization
+    if asked.mode != "affine":
+        raise RequestError("--sensitivity compares affine widths; leave --q-mode away")
+    found = kinds(plan, asked.group_size)
+    ids, text = tokens(checkpoint, Check(None if arguments.calibration is None else Path(arguments.calibration)))
+    measure(checkpoint, found, ids, asked.group_size, progress=Progress(unit="trials"))
+    target = plan.bits_per_weight if arguments.target_bits is None else arguments.target_bits
+    chosen = recipe(plan, found, target)
+    print(f"on {ids.size} tokens of {text}, {table(found, chosen)}", file=sys.stderr)
+    print(
+        f"# {arguments.source or arguments.hf_path}: least harm at {target:.2f} bits per weight; use with -q --recipe-file"
+    )
+    print("\n".join(rules(found, chosen, asked.group_size)))
     return 0
 
 
 class Progress:
     """A line that redraws itself on a terminal; elsewhere a plain line every ten seconds."""
 
-    def __init__(self, stream=None):
+    def __init__(self, stream=None, unit: str | None = None):
         self.stream = stream or sys.stderr
+        self.say = size if unit is None else lambda number: f"{number} {unit}"
         self.is_terminal = self.stream.isatty()
         self.last = 0.0 if self.is_terminal else time.monotonic()
 
@@ -138,7 +190,7 @@ class Progress:
             return
         self.last = now
         share = 1.0 if total == 0 else done / total
-        text = f"{share:6.1%}  {size(done)} of {size(total)}  {name}"
+        text = f"{share:6.1%}  {self.say(done)} of {self.say(total)}  {name}"
         if not self.is_terminal:
             print(text.strip(), file=self.stream, flush=True)
             return

@@ -14,19 +14,33 @@ SIDE_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.tiktoken", "chat_template*",
     "additional_chat_templates", "generation_config.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
+MODEL_FILE = "modeling_mlx.py"
+SHIM = '''\
+"""Lets stock mlx_lm run a model type that it does not know; it asks to be told to trust remote code."""
+
+try:
+    from mlx_linattn.interop.stock import Model, ModelArgs
+except ImportError as error:
+    raise ImportError("this model needs mlx-linattn: pip install mlx-linattn") from error
+
+__all__ = ["Model", "ModelArgs"]
+'''
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def result_config(config: dict, plan: Plan, options: Options) -> dict:
+def result_config(plan: Plan, options: Options) -> dict:
     """The config of the result, from the source's."""
     result = {
-        key: copy.deepcopy(value) for key, value in config.items() if key not in ("_name_or_path", "vision_config")
+        key: copy.deepcopy(value) for key, value in plan.config.items() if key not in ("_name_or_path", "vision_config")
     }
     for part in (result, result.get("text_config") or {}):
         part.pop("quantization", None)
         part.pop("quantization_config", None)
     result["model_type"] = plan.model_type
+    result.pop("model_file", None)
+    if plan.stock_problem:
+        result["model_file"] = MODEL_FILE
     if options.dtype is not None:
         _set_dtype(result, NAMES[options.dtype])
     block = quantization_block(plan)
@@ -73,14 +87,6 @@ def copy_files(files: list[Path], target: Path) -> None:
             shutil.copytree(file, target / file.name, dirs_exist_ok=True)
         else:
             shutil.copyfile(file, target / file.name)
-
-
-def convert_tokenizer(source: Path, target: Path) -> None:
-    """A tokenizer that needs Python code of the source's becomes one that does not (see interop/tiktoken.py)."""
-    if (source / "tiktoken.model").exists() and not (source / "tokenizer.json").exists():
-        from mlx_linattn.interop import tiktoken
-
-        tiktoken.write(source, target)
 
 
 def write_json(file: Path, value: dict) -> None:

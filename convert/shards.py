@@ -21,7 +21,7 @@ def shard_name(index: int, count: int) -> str:
 
 
 class ShardWriter:
-    """``with ShardWriter(...) as shard: shard.write(name, array)`` for each output, in any order.
+    """``with ShardWriter(...) as shard: shard.write(name, array)`` for each output, in any order, whole or in pieces.
 
     The file appears under its name when all of it is on disk, never before.
     """
@@ -48,19 +48,22 @@ class ShardWriter:
         return self
 
     def write(self, name: str, array: mx.array) -> None:
-        begin, end = self._places.pop(name)
+        """Append to the tensor ``name``, which may come in pieces along its first axis."""
+        begin, end = self._places[name]
         # Scalars cannot be viewed as bytes.
         data = memoryview(mx.contiguous(array.reshape(-1)).view(mx.uint8)) if array.size else b""
-        if len(data) != end - begin:
-            raise AssertionError(f"{name}: planned {end - begin} bytes, made {len(data)}")
+        if len(data) > end - begin:
+            raise AssertionError(f"{name}: {len(data)} bytes where {end - begin} are left")
         self._stream.seek(len(self._header) + begin)
         self._stream.write(data)
+        self._places[name] = (begin + len(data), end)
 
     def __exit__(self, kind, *_) -> None:
         with self._stream as stream:
             if kind is None:
-                if self._places:
-                    raise AssertionError(f"{self.file}: {sorted(self._places)} were not written")
+                missing = [name for name, (begin, end) in self._places.items() if begin != end]
+                if missing:
+                    raise AssertionError(f"{self.file}: {missing} were not written whole")
                 stream.flush()
                 os.fsync(stream.fileno())
         if kind is None:

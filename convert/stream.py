@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,18 +23,23 @@ except ImportError:  # not on Windows
     fcntl = None
 
 from mlx_linattn.errors import ConvertError
+from mlx_linattn.loading import convert_tokenizer
 from mlx_linattn.weights import Tensors
 
 from . import Progress, folder
-from .plan import DTYPES, MTP_FILE, Entry, Options, Output, Plan
+from .plan import MTP_FILE, Entry, Options, Output, Plan
 from .shards import LIMIT, ShardWriter, index, shard_name
+from .tensors import arrays, pieces
 
 MARKER = ".mlx_linattn-convert"  # in an unfinished folder: says that it is ours, and of which plan
-NEGLIGIBLE = 1e-6  # of a tensor's largest number
 
 
-def require_free(target: Path) -> None:
-    """Raises ConvertError where ``target`` already holds something."""
+def require_free(target: Path, force: bool = False, source: Path | None = None) -> None:
+    """Raises ConvertError where ``target`` already holds something, unless it is a model that may be replaced."""
+    if force and (target / "config.json").is_file():
+        if source is not None and target.samefile(source):
+            raise ConvertError(f"{target} is the source itself; choose another target")
+        return
     if target.is_dir() and (not any(target.iterdir()) or (target / MARKER).is_file()):
         return
     if target.exists() or target.is_symlink():
@@ -42,13 +47,24 @@ def require_free(target: Path) -> None:
 
 
 def run(
-    plan: Plan, tensors: Tensors, options: Options, target: Path, progress: Progress | None = None, limit: int = LIMIT
+    plan: Plan,
+    tensors: Tensors,
+    options: Options,
+    target: Path,
+    progress: Progress | None = None,
+    limit: int = LIMIT,
+    force: bool = False,
+    finish: Callable[[Path, dict], None] = lambda folder, config: None,
 ) -> None:
-    """Write the converted model to ``target``."""
+    """Write the converted model to ``target``.
+
+    ``finish`` is called with the folder when all weights are in it, and with the config that it is about to get; what it
+    raises keeps the folder from getting its name.
+    """
     unfinished = target.with_name(target.name + ".partial")
     with _told_plainly(target, unfinished):
         fingerprint = _fingerprint(plan, tensors, limit)
-        require_free(target)
+        require_free(target, force, tensors.checkpoint.folder)
         if _only_marked(target, fingerprint):
             return
         _begin(unfinished, target, plan, fingerprint)
@@ -57,11 +73,13 @@ def run(
             (unfinished / written[0]).write_text(written[1], encoding="utf-8")
             source = tensors.checkpoint.folder
             folder.copy_files(folder.side_files(source, options), unfinished)
-            folder.convert_tokenizer(source, unfinished)
-            folder.write_json(
-                unfinished / "config.json", folder.result_config(tensors.checkpoint.config, plan, options)
-            )
-            os.replace(unfinished, target)
+            convert_tokenizer(source, unfinished)
+            config = folder.result_config(plan, options)
+            if "model_file" in config:
+                (unfinished / folder.MODEL_FILE).write_text(folder.SHIM, encoding="utf-8")
+            finish(unfinished, config)
+            folder.write_json(unfinished / "config.json", config)
+            _take_place(unfinished, target)
             (target / MARKER).unlink()
 
 
@@ -74,6 +92,18 @@ def _only_marked(target: Path, fingerprint: str) -> bool:
         raise ConvertError(f"{target} holds another conversion; choose another target or delete it first")
     marker.unlink()
     return True
+
+
+def _take_place(unfinished: Path, target: Path) -> None:
+    """Give the finished folder its name; a model that it replaces stays whole until then."""
+    if not target.exists() or not any(target.iterdir()):
+        os.replace(unfinished, target)
+        return
+    old = target.with_name(target.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.replace(target, old)
+    os.replace(unfinished, target)
+    shutil.rmtree(old)
 
 
 def _begin(unfinished: Path, target: Path, plan: Plan, fingerprint: str) -> None:
@@ -115,7 +145,7 @@ def _fingerprint(plan: Plan, tensors: Tensors, limit: int) -> str:
     """Of everything that the result's bytes depend on."""
     files = sorted({info.file for info in tensors.checkpoint.tensors.values()})
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    text = repr((plan, stamps, json.dumps(tensors.checkpoint.config, sort_keys=True), limit, mx.__version__))
+    text = repr((plan, stamps, limit, mx.__version__))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -145,9 +175,11 @@ def write_weights(plan: Plan, tensors: Tensors, into: Path, progress: Progress, 
         with ShardWriter(into / name, outputs, _metadata(entries)) as shard:
             for entry in entries:
                 progress(done, plan.nbytes, entry.target)
-                for target, array in arrays(entry, tensors).items():
-                    shard.write(target, array)
-                tensors.checkpoint.release()
+                for _, piece in pieces(entry):
+                    for target, array in arrays(piece, tensors).items():
+                        shard.write(target, array)
+                    tensors.checkpoint.release()
+                    mx.clear_cache()
                 done += entry.nbytes
     if plan.mtp and not (into / MTP_FILE).exists():
         _write_mtp(plan, tensors, into)
@@ -169,55 +201,3 @@ def _write_mtp(plan: Plan, tensors: Tensors, into: Path) -> None:
         for name in plan.mtp:
             shard.write(name, tensors.checkpoint.read(name))
             tensors.checkpoint.release()
-
-
-def arrays(entry: Entry, tensors: Tensors) -> dict[str, mx.array]:
-    """The outputs of one entry, computed."""
-    q, dtype = entry.quantization, DTYPES.get(entry.dtype)
-    if entry.was is not None:
-        parts = tensors.make_packed(entry.take) or _mlx_parts(entry, tensors)
-        if entry.copied:
-            return {
-                output.name: part.astype(DTYPES[output.dtype]) for output, part in zip(entry.outputs, parts)
-            }  # astype: an asked dtype holds for scales as well
-        numbers = dequantize(parts, entry.was)
-    else:
-        numbers = tensors.make(entry.take, dtype or mx.float32)
-    if dtype is not None:
-        numbers = numbers.astype(dtype)
-    if mx.issubdtype(numbers.dtype, mx.floating) and not mx.isfinite(numbers).all().item():
-        raise ConvertError(
-            f"{tensors.checkpoint.folder}: tensor {entry.name!r} holds NaN or infinite numbers"
-            + (", or numbers too large for float16" if entry.dtype == "F16" else "")
-        )
-    if q is None:
-        return {entry.target: numbers}
-    packed = mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)
-    _check_no_group_lost(entry, numbers, packed)
-    return {output.name: part for output, part in zip(entry.outputs, packed)}
-
-
-def _mlx_parts(entry: Entry, tensors: Tensors) -> list[mx.array]:
-    base = entry.name.removesuffix(".weight")
-    names = [f"{base}.{part}" for part in ("scales", "biases")]
-    return [tensors.read(entry.name), *(tensors.read(name) for name in names if name in tensors)]
-
-
-def dequantize(parts, q) -> mx.array:
-    """The numbers behind [weight, scales, biases]."""
-    weight, scales, *biases = parts
-    return mx.dequantize(weight, scales, *biases, group_size=q.group_size, bits=q.bits, mode=q.mode)
-
-
-def _check_no_group_lost(entry: Entry, numbers: mx.array, packed) -> None:
-    """A group that had numbers must not have become all zero: a mode's scales can be too coarse for small weights."""
-    q = entry.quantization
-    before = mx.abs(numbers).reshape(*numbers.shape[:-1], -1, q.group_size).max(-1)
-    after = mx.abs(dequantize(packed, q)).reshape(*numbers.shape[:-1], -1, q.group_size).max(-1)
-    lost = (after == 0) & (before > NEGLIGIBLE * before.max())
-    count = lost.sum().item()
-    if count:
-        raise ConvertError(
-            f"{q} quantization turns {count} of {lost.size} groups of {entry.name!r} into zeros, which they are not; "
-            "give this weight another mode or more bits"
-        )

@@ -223,7 +223,7 @@ __global__ void tensor_core_prepare(
       *(uint2*)(to + (4 * C + j) * Dk + c * LANES + l * 4) = high;
       *(uint2*)(to + (5 * C + j) * Dk + c * LANES + l * 4) = low;
     }
-    for (int d = tid * 2; d < Dk; d += NT * 2) {
+    for (int d = (NT - 1 - tid) * 2; d < Dk; d += NT * 2) {  // by the warps that had the shortest walk
       float2 p = {1, 1};
       for (int i = 0; i < C; ++i) {
         const float2 a = *(const float2*)(rows + (2 * C + i) * Dk + d);
@@ -294,22 +294,33 @@ __global__ void tensor_core(
     VT* values = (VT*)(squares + 4 * C * SQUARE);
     float* scales = (float*)(values + C * VROW);
     const int t0 = chunk * C;
-    if (LOW) {
-      const size_t place = VECTOR ? head : b * Hk + hk;
-      const bf16* from = operands + (place * N + chunk) * PARTS * C * Dk;
-      for (int e = tid * 8; e < PARTS * C * Dk; e += NT * 8) copy16(tiles + e / Dk * ROW + e % Dk, from + e, true);
-    } else {
-      for (int e = tid * 8; e < C * Dk; e += NT * 8) {
-        const int i = e / Dk, d = e % Dk;
-        const bool valid = t0 + i < real;
-        const size_t from = valid ? size_t(t0 + i) * (Hk * Dk) + d : 0;
-        copy16(tiles + i * ROW + d, kp + from, valid);
-        copy16(tiles + (C + i) * ROW + d, qp + from, valid);
+    // A thread copies the same columns of every few rows: the offsets are then constants.
+    constexpr int WIDE = Dk / 8, ROWS = NT / WIDE, SHORT = C / 8, SQUARES = NT / SHORT;
+    const int row = tid / WIDE, d = tid % WIDE * 8;
+    if (row < ROWS) {
+      bf16* to = tiles + row * ROW + d;
+      if (LOW) {
+        const size_t place = VECTOR ? head : b * Hk + hk;
+        const bf16* from = operands + ((place * N + chunk) * PARTS * C + row) * Dk + d;
+        #pragma unroll
+        for (int i = 0; i < PARTS * C; i += ROWS)
+          if (row + i < PARTS * C) copy16(to + i * ROW, from + i * Dk, true);
+      } else {
+        const size_t at = size_t(t0 + row) * (Hk * Dk) + d;
+        #pragma unroll
+        for (int i = 0; i < C; i += ROWS) {
+          if (row + i >= C) break;
+          const bool valid = t0 + row + i < real;
+          copy16(to + i * ROW, valid ? kp + at + i * (Hk * Dk) : kp, valid);
+          copy16(to + (C + i) * ROW, valid ? qp + at + i * (Hk * Dk) : qp, valid);
+        }
       }
     }
-    const bf16* from = solved + (size_t(head) * N + chunk) * 4 * C * C;
-    for (int e = tid * 8 + (DELTA ? 0 : 2 * C * C); e < 4 * C * C; e += NT * 8)
-      copy16(squares + (e / C) * SQUARE + e % C, from + e, true);
+    const int line = tid / SHORT, column8 = tid % SHORT * 8;
+    const bf16* from = solved + ((size_t(head) * N + chunk) * 4 * C + line) * C + column8;
+    #pragma unroll
+    for (int i = DELTA ? 0 : 2 * C; i < 4 * C; i += SQUARES)
+      copy16(squares + (line + i) * SQUARE + column8, from + i * C, true);
     constexpr int PER = 16 / sizeof(VT);
     for (int e = tid * PER; e < C * COLUMNS; e += NT * PER) {
       const int i = e / COLUMNS, d = e % COLUMNS;

@@ -18,7 +18,7 @@ import mlx.nn as nn
 
 from .errors import MemoryLimitError
 from .model import Model
-from .ops.attention import BLOCK, TILE
+from .ops.attention import block_sizes
 from .spec import MoeSpec
 from .state import ModelState
 
@@ -114,7 +114,8 @@ def temporary(model: Model, tokens: int) -> int:
     """Bytes that reading ``tokens`` tokens at a time needs besides the state: an upper bound, near the truth."""
     layers = max(_layer_width(layer) for layer in model.layers) * tokens * 4
     heads = max((getattr(layer.spec.mixer, "heads", 0) for layer in model.layers), default=0)
-    scores = heads * min(tokens, BLOCK) * TILE * 4 * IN_FLIGHT if tokens > 1 else 0
+    block, tile = block_sizes()
+    scores = heads * min(tokens, block) * tile * 4 * IN_FLIGHT if tokens > 1 else 0
     logits = 3 * 4 * model.spec.vocab_size
     return layers + scores + logits
 

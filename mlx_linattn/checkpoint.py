@@ -108,9 +108,9 @@ def read_json(file: Path, what: str) -> dict:
 class Checkpoint:
     """The tensors of a model folder, whichever files they lie in."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, config: dict | None = None):
         self.folder = folder
-        self.config = read_json(folder / "config.json", "a model folder")
+        self.config = read_json(folder / "config.json", "a model folder") if config is None else config
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: list[dict[str, str]] = []  # of each file
         self._open: dict[Path, dict] = {}  # lazy arrays of the files in use

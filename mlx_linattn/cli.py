@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": ("mlx_linattn.generate_cli", "answer one prompt"),
     "convert": ("mlx_linattn.convert.cli", "convert a published checkpoint to MLX weights, quantized if you like"),
     "info": ("mlx_linattn.info", "what a model needs: layers, parameters, state, cache, memory; downloads no weights"),
+    "doctor": ("mlx_linattn.doctor", "check the kernels on this machine against their references"),
 }
 HELP = ("-h", "--help", "help")
 VERSION = ("-V", "--version", "version")

@@ -57,13 +57,11 @@ class Published:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Weights whose module name matches: ``bits`` None keeps them as they are, otherwise they get at least so many bits,
-    and ``steps`` steps of bits more than the rest where the recipe is not uniform."""
+    """Weights whose module name matches: ``bits`` None keeps them as they are, otherwise they get at least so many bits."""
 
     pattern: str
     bits: int | None
     reason: str
-    steps: int = 0
 
 
 def unprefixed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:

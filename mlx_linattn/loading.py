@@ -80,6 +80,14 @@ def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
         ) from error
 
 
+def convert_tokenizer(source: Path, target: Path) -> None:
+    """Where a folder's tokenizer needs Python code beside it (tiktoken.model), write one that does not into ``target``."""
+    from .interop import tiktoken
+
+    if tiktoken.is_tiktoken(source):
+        tiktoken.write(source, target)
+
+
 def load_model(
     path_or_id: str | Path,
     lazy: bool = False,

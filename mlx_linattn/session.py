@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import budget, fingerprint, session_files
+from .conversation import Conversation
 from .dialogue import Dialogue, Thinking
 from .errors import RequestError, SessionFileError
 from .generation import GenerationResponse, stream_generate
@@ -49,7 +50,7 @@ class _Cancelled(Exception):
     pass
 
 
-class Session:
+class Session(Conversation):
     """A conversation with a model.
 
     Args:
@@ -84,14 +85,13 @@ class Session:
         **template: Any,
     ):
         self.model, self.tokenizer = model, tokenizer
-        self.system, self.messages = system, list(messages or [])
+        super().__init__(system, messages)
         self.memory_limit = memory_limit
         self.last: GenerationResponse | None = None  # the end of the newest answer, with its counts and speeds
         self._dialogue = Dialogue(tokenizer, template)
         options = KVOptions(max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
         room = budget.checkpoint_bytes() if checkpoint_bytes is None else checkpoint_bytes
         self._timeline = Timeline(model.make_cache(options), room)
-        self._undone: list[tuple[list[dict], list[dict]]] = []  # (what undo left, what it took away)
         self._answer: _Answer | None = None
         self._prints: dict[str, str] | None = None
         self._turn, self._stop = threading.Lock(), threading.Event()
@@ -118,41 +118,6 @@ class Session:
     @property
     def checkpoint_nbytes(self) -> int:
         return self._timeline.checkpoint_nbytes
-
-    # Messages
-
-    def clear(self) -> None:
-        """Forget all messages; the system prompt stays."""
-        self.messages = []
-
-    def undo(self, n: int = 1) -> list[dict]:
-        """Take back the last ``n`` turns, each from a user's message on; returns the messages taken away."""
-        starts = [i for i, message in enumerate(self.messages) if message.get("role") == "user"]
-        if not 1 <= n <= len(starts):
-            raise RequestError(f"cannot undo {n} turns: the conversation has {len(starts)}")
-        kept, gone = self.messages[: starts[-n]], self.messages[starts[-n] :]
-        self._undone.append((kept, gone))
-        self.messages = list(kept)
-        return list(gone)
-
-    def redo(self) -> list[dict]:
-        """Put back what the last :meth:`undo` took away; returns it."""
-        if not self._undone or self._undone[-1][0] != self.messages:
-            raise RequestError("there is nothing to redo: nothing was undone, or the conversation went on since")
-        _, gone = self._undone.pop()
-        self.messages = [*self.messages, *gone]
-        return list(gone)
-
-    def edit(self, i: int, text: str) -> None:
-        """Give message ``i`` (negative: from the end) another text and drop those after it.
-
-        Then :meth:`send` or :meth:`stream` without a text answers an edited question; :meth:`continue_` goes on with an
-        edited answer.
-        """
-        if not -len(self.messages) <= i < len(self.messages):
-            raise RequestError(f"there is no message {i}: the conversation has {len(self.messages)}")
-        i %= len(self.messages)
-        self.messages = [*self.messages[:i], {**self.messages[i], "content": text}]
 
     def fork(self) -> Session:
         """Another session with the same past. The two share memory until they go on, each its own way."""

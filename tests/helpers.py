@@ -27,6 +27,7 @@ __all__ = [
     "golden",
     "largest_difference",
     "materialize",
+    "model_bytes",
     "stock_load",
     "stored",
     "tolerance",
@@ -134,8 +135,15 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    """As folder_bytes, without what tells how a conversion was called."""
+    return {
+        name: data for name, data in folder_bytes(folder).items() if name not in ("README.md", "conversion_report.json")
+    }
+
+
 def stock_load(folder: Path):
     """The model and config that stock mlx_lm makes of a folder."""
     from mlx_linattn.interop.door import mlx_lm
 
-    return mlx_lm("utils").load_model(Path(folder))
+    return mlx_lm("utils").load_model(Path(folder), trust_remote_code=True)

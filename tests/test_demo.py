@@ -1,11 +1,14 @@
 """The bundled demo model against reference numbers from transformers, in float32."""
 
+from itertools import pairwise
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import FIXTURES, assert_close
 
 from mlx_linattn.loading import load_model
+from mlx_linattn.state import KVOptions
 
 END = (3069, 3067)  # <|im_end|>, <|endoftext|>
 CLEAR = 0.01  # a lead of the best logit over the second that float32 arithmetic cannot overturn
@@ -56,3 +59,13 @@ def test_logits_at_every_position_are_the_references(demo, golden):
 
 def test_last_hidden_states_are_the_references(demo, golden):
     assert_close(demo.hidden_states(mx.array(golden["mtp_ids"][None]))[0], golden["mtp_hidden"], 1e-4)
+
+
+def test_bounded_attention_is_the_references_window_with_sinks(demo, golden):
+    ids = golden["window16_sinks4_ids"]
+    for sizes in ([108], [50, 1, 57], [3, 20, 85]):
+        cache = demo.make_cache(KVOptions(max_kv_size=20))
+        edges = np.cumsum([0, *sizes])
+        logits = mx.concatenate([demo(ids[None, a:b], cache) for a, b in pairwise(edges)], axis=1)[0]
+        assert_close(logits[-1], golden["window16_sinks4_last_logits"], 1e-4, f"pieces {sizes}")
+        assert mx.argmax(logits, axis=-1).tolist() == golden["window16_sinks4_argmax"].tolist()

@@ -4,12 +4,12 @@ from itertools import islice
 
 import mlx.core as mx
 import pytest
-from mlx_linattn import doctor, ops
-from mlx_linattn.ops import dispatch
-
 from msl import emulator
 from msl.harness import emulated
 from msl.mutants import MUTANTS, broken
+
+from mlx_linattn import doctor, ops
+from mlx_linattn.ops import dispatch
 
 emulates = pytest.mark.skipif(bool(emulator.MISSING), reason=str(emulator.MISSING))
 

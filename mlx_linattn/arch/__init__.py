@@ -6,13 +6,15 @@
     PUBLISHED     how published checkpoints differ from that layout
     DROPPED       tensors that a text model has no use for, and why
     QUANTIZE      which weights stay as they are or need more bits
-    MLX           how stock mlx_lm wants the result: model_type and name prefix
+    MLX_TYPES     model_type -> the name under which stock mlx_lm knows it
+    MLX_PREFIX    what stock mlx_lm puts before every name;  PREFIXES  what others put there
 
 and, where it needs them,
 
     ARCHITECTURES       values of ``architectures`` it answers for, where another family has the same model_type
     published(spec)     rules like PUBLISHED that depend on the model's sizes; they come before those
     dropped(spec)       the same for DROPPED
+    mlx_config(config)  the config in stock mlx_lm's words, or None where those do not suffice
     earlier(spec)       how older releases of mlx_lm wrote MLX layout, as rules like PUBLISHED
 
 and imports only ``spec``, ``layout`` and ``errors``. To add a family, write one such file and its test.

@@ -49,8 +49,6 @@ QUANTIZE = (
     Quantize(r".*\.conv1d", None, "short convolution: few numbers, all of the recurrence passes through them"),
     Quantize(r".*\.mlp\.(gate|shared_expert_gate)", 8, "router: a rounded score chooses another expert"),
     Quantize(r".*\.in_proj_(a|b|ba)", 8, "decay and write strength: errors add up over the whole context"),
-    Quantize(r".*\.(linear_attn|self_attn)\..*", 0, "mixer: it carries the memory", steps=1),
-    Quantize(r"lm_head|model\.embed_tokens", 0, "head or embedding: every token passes through it", steps=1),
 )
 
 
@@ -107,6 +105,17 @@ def _mlp(text: Config, index: int) -> MlpSpec | MoeSpec:
         renormalize=text.only("norm_topk_prob", True, False),
         shared_gate=True,
     )
+
+
+def mlx_config(config: dict) -> dict | None:
+    """The config with what stock mlx_lm reads instead of ``layer_types``, or None where no interval says the same."""
+    kinds = Config(config).layer_types("linear_attention", "full_attention")
+    interval = kinds.index("full_attention") + 1 if "full_attention" in kinds else len(kinds) + 1
+    if any((kind == "full_attention") != ((i + 1) % interval == 0) for i, kind in enumerate(kinds)):
+        return None
+    if "text_config" in config:
+        return {**config, "text_config": {**config["text_config"], "full_attention_interval": interval}}
+    return {**config, "full_attention_interval": interval}
 
 
 def names(spec: ModelSpec) -> Iterator[tuple[str, str | Take]]:

@@ -16,6 +16,7 @@ MLX_TYPES: dict[str, str] = {}  # stock mlx_lm knows this one by its own name
 MLX_PREFIX = ""
 PREFIXES = ()
 PUBLISHED, DROPPED, QUANTIZE = qwen3_5.PUBLISHED, qwen3_5.DROPPED, qwen3_5.QUANTIZE
+mlx_config = qwen3_5.mlx_config
 
 
 def spec(config: dict) -> ModelSpec:

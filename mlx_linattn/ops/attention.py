@@ -8,8 +8,10 @@ from . import reference
 from .backend import forced_backend
 from .columns import Columns
 
-TILE = 256  # keys whose scores exist at one time
-BLOCK = 512  # queries that are treated at one time
+# Keys whose scores exist at one time, and queries that are treated at one time. On a GPU each step is several launches, and
+# memory is freed in order; on a CPU MLX runs ahead and holds the arrays of about ten operations.
+TILE, GPU_TILE = 256, 1024
+BLOCK, GPU_BLOCK = 256, 512
 DECODE_TILE = 4096  # keys at one time where there are few queries
 FUSED = (64, 80, 128)  # head widths for which MLX has a kernel that never stores scores, and chooses it by itself
 MASKED = -1e30  # finite, so that a tile without any visible key leaves no NaN behind
@@ -43,11 +45,19 @@ def attention(
         mask = _visible(starts, T, 0, S, positions, window, sinks)
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     blocks = []
-    for begin in range(0, T, BLOCK):
-        query = q[:, :, begin : begin + BLOCK]
+    size = block_sizes()[0]
+    for begin in range(0, T, size):
+        query = q[:, :, begin : begin + size]
+        if blocks:  # one block after the other
+            query = mx.depends(query, blocks[-1])
         first = tuple(start + begin for start in starts)
         blocks.append(_tiled(query, k, v, scale, first, positions, window, sinks))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
+
+
+def block_sizes() -> tuple[int, int]:
+    """(queries, keys) whose scores exist at one time on the default device."""
+    return (GPU_BLOCK, GPU_TILE) if _on_gpu() else (BLOCK, TILE)
 
 
 def _on_gpu() -> bool:
@@ -77,7 +87,7 @@ def _tiled(q, k, v, scale, starts, positions, window, sinks):
     q = (q.astype(mx.float32) * scale).reshape(B, Hkv, rows, D)
     best = mx.full((B, Hkv, rows, 1), MASKED)
     total, out = mx.zeros((B, Hkv, rows, 1)), mx.zeros((B, Hkv, rows, v.shape[-1]))
-    tile = TILE if T > 8 else DECODE_TILE
+    tile = block_sizes()[1] if T > 8 else DECODE_TILE
     last = S if positions is not None else min(S, max(starts) + T)
     for begin in range(0, last, tile):
         end = min(begin + tile, last)

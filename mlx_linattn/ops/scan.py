@@ -15,6 +15,8 @@ from ..errors import ShapeError
 from . import dispatch, reference, scan_kernels
 
 GROUP = 1 << 20  # elements of one temporary of the selective scan
+#: e^x is computed as 2^(x log2 e) by mx.power: MLX's exp is three times slower on x86 CPUs, and wrong in the sixth digit.
+LOG2_E = math.log2(math.e)
 
 
 def diagonal_scan(decay, update, state=None, lengths=None):
@@ -77,6 +79,8 @@ def _plain_diagonal(run):
             real = (mx.arange(u.shape[1]) < lengths[:, None])[..., None]
             a, u = mx.where(real, a, 1.0), mx.where(real, u, 0.0)
         h, state = run(a, u, state)
+        if u.shape[1] > 1:  # a buffer of its own: MLX may have computed the state in a larger one that was free
+            state = mx.take(h, mx.array([u.shape[1] - 1]), axis=1)[:, 0]
         return h.astype(update.dtype), state
 
     return path
@@ -129,7 +133,11 @@ def _selective(x, delta, A, B, C, state):
     rows, T, inner = x.shape
     N = A.shape[1]
     added = delta * x
-    A = A.T * math.log2(math.e)  # inner is the last axis from here on: N is too short for a vector unit
+    delta = LOG2_E * delta
+    if T == 1:
+        h = mx.power(2.0, delta[:, 0, :, None] * A) * state + added[:, 0, :, None] * B
+        return C @ h.swapaxes(1, 2), h
+    A = A.T  # inner is the last axis from here on: N is too short for a vector unit
     h = state.swapaxes(1, 2)  # [B, N, inner]
     size = max(GROUP // (rows * inner * N), 8)
     outputs = []
@@ -138,7 +146,7 @@ def _selective(x, delta, A, B, C, state):
         y, h = _selective_group(added[:, group], delta[:, group], A, B[:, group], C[:, group], h)
         outputs.append(y)
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
-    return y, h.swapaxes(1, 2)
+    return y, mx.contiguous(h.swapaxes(1, 2))
 
 
 def _selective_group(added, delta, A, B, C, h):
@@ -150,7 +158,6 @@ def _selective_group(added, delta, A, B, C, h):
         x = x if steps * chunks == T else mx.pad(x, [(0, 0), (0, steps * chunks - T), (0, 0)])
         return x.reshape(rows, chunks, steps, 1, -1)
 
-    # 2^x by power: MLX's exp is three times slower on x86 CPUs and wrong in the sixth digit.
     decay = mx.power(2.0, chunked(delta) * A)  # [B, chunks, steps, N, inner]
     update = chunked(added) * chunked(B).swapaxes(-1, -2)
     C = chunked(C)

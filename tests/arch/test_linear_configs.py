@@ -64,6 +64,7 @@ def test_both_spellings_of_minimax_are_one_model():
     original, renamed = spec(config("minimax_text_01")), spec(config("minimax_hf", rotary_dim=8))
     assert original == replace(renamed, model_type="minimax_text_01")
     assert original.layers[0].mixer_residual.alpha == 3.5565588200778455
+    assert original.layers[0].mixer.norm_eps == 1e-6  # and not rms_norm_eps, which is 1e-5
 
 
 def test_minimax_rotates_what_the_config_says():
@@ -122,6 +123,11 @@ def test_recurrent_gemmas_pattern_repeats_under_either_name():
     changes = {"block_types": ..., "_block_types": ["recurrent", "attention"], "num_hidden_layers": 5}
     kinds = [type(layer.mixer).__name__ for layer in spec(config("recurrent_gemma", **changes)).layers]
     assert kinds == ["RgLruSpec", "AttentionSpec", "RgLruSpec", "AttentionSpec", "RgLruSpec"]
+
+
+def test_recurrent_gemma_rotates_half_of_a_head_unless_told_otherwise():
+    for factor, dims in ((..., 10), (0.5, 10), (0.2, 4)):
+        assert spec(config("recurrent_gemma", partial_rotary_factor=factor)).layers[2].mixer.rope.dims == dims
 
 
 def test_jambas_layers_by_period_and_by_list():

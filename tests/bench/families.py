@@ -38,19 +38,26 @@ def jamba() -> None:
         "max_position_embeddings": 32768, "tie_word_embeddings": True, "dtype": "float32",
     }  # fmt: skip
     ours, theirs = both(config, "models.jamba")
-    inner, N, rank = 1024, 16, 32
+    inner, N, rank = 256, 16, 32  # mlx_lm copies [T, inner, N] for every token: at a real width, hours
     wide = {**config, "hidden_size": inner // 2, "mamba_dt_rank": rank}
     module = mlx_lm("models.jamba")
     stock = module.JambaMambaMixer(module.ModelArgs.from_dict(wide))
-    x, steps, dt = random(1, T, inner), random(1, T, rank + 2 * N), random(1, T, inner)
-    stock.x_proj, stock.dt_proj = (lambda _: steps), (lambda _: dt)  # the matrices are not what is measured
-    A, D = -mx.exp(stock.A_log), stock.D
+    A_log, ones = stock.A_log, mx.ones((N,))
 
-    def our_step():
-        B, C = (ops.rms_norm(y, mx.ones((N,)), 1e-6) for y in (steps[..., rank : rank + N], steps[..., rank + N :]))
-        return ops.selective_scan(x, mx.logaddexp(dt, 0.0), A, B, C, D)
+    def recurrence(dtype):
+        x, steps, dt = (random(1, T, size).astype(dtype) for size in (inner, rank + 2 * N, inner))
+        mx.eval(x, steps, dt)
+        stock.set_dtype(dtype)
+        stock.x_proj, stock.dt_proj = (lambda _: steps), (lambda _: dt)  # the matrices are not what is measured
 
-    report("Jamba", ours, theirs, our_step, lambda: stock.ssm_step(x, A))
+        def step():
+            B, C = (ops.rms_norm(y, ones, 1e-6) for y in (steps[..., rank : rank + N], steps[..., rank + N :]))
+            delta = mx.logaddexp(dt.astype(mx.float32), 0.0)
+            return ops.selective_scan(x, delta, -mx.exp(A_log), B, C, stock.D)
+
+        return step, lambda: stock.ssm_step(x, -mx.exp(stock.A_log))
+
+    report("Jamba", ours, theirs, recurrence, their_runs=0)
 
 
 def recurrent_gemma() -> None:
@@ -63,15 +70,20 @@ def recurrent_gemma() -> None:
     }  # fmt: skip
     ours, theirs = both(config, "models.recurrent_gemma")
     width = 1024
-    decay, update = mx.sigmoid(random(1, T, width)), random(1, T, width)
     scan = mlx_lm("models.recurrent_gemma").rnn_scan
-    report(
-        "RecurrentGemma",
-        ours,
-        theirs,
-        lambda: ops.diagonal_scan(decay, update),
-        lambda: scan(update, decay, mx.zeros((1, width))),
-    )
+
+    def recurrence(dtype):
+        decay, update = mx.sigmoid(random(1, T, width)).astype(dtype), random(1, T, width).astype(dtype)
+        wide = [x.astype(mx.float32) for x in (decay, update)]  # as the layer gives them to it
+        mx.eval(decay, update, wide)
+
+        def step():
+            h, state = ops.diagonal_scan(*wide)
+            return h.astype(dtype), state
+
+        return step, lambda: scan(update, decay, mx.zeros((1, width), dtype))
+
+    report("RecurrentGemma", ours, theirs, recurrence)
 
 
 def ring() -> None:
@@ -85,17 +97,47 @@ def ring() -> None:
         "topk_group": 1, "max_position_embeddings": 32768, "tie_word_embeddings": False, "dtype": "float32",
     }  # fmt: skip
     ours, theirs = both(config, "models.bailing_moe_linear")
-    q, k, v = (random(1, T, 4, 128) for _ in range(3))
-    by_head = [x.swapaxes(1, 2) for x in (q, k, v)]
     decay = ours.layers[0].mixer._decay
     recurrent = mlx_lm("models.bailing_moe_linear").recurrent_gla
-    report(
-        "Ring-linear",
-        ours,
-        theirs,
-        lambda: ops.recurrence(q, k, v, decay, delta=False),
-        lambda: recurrent(*by_head, g=mx.log(decay), scale=1.0, h=None),
-    )
+
+    def recurrence(dtype):
+        q, k, v = (random(1, T, 4, 128).astype(dtype) for _ in range(3))
+        by_head = [x.swapaxes(1, 2) for x in (q, k, v)]
+        mx.eval(q, k, v, by_head)
+        theirs = lambda: recurrent(*by_head, g=mx.log(decay), scale=1.0, h=None)  # noqa: E731
+        return lambda: ops.recurrence(q, k, v, decay, delta=False), theirs
+
+    report("Ring-linear", ours, theirs, recurrence)
+
+
+def kimi() -> None:
+    """The recurrence in Kimi-Linear's own shape, 32 heads of 128; the model around it is small."""
+    config = {
+        "model_type": "kimi_linear", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 128, "q_lora_rank": None,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "mla_use_nope": True, "rope_theta": 1e4,
+        "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 32,
+                               "short_conv_kernel_size": 4},
+        "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-5, "model_max_length": 32768,
+        "tie_word_embeddings": False, "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(config, "models.kimi_linear")
+    update = mlx_lm("models.gated_delta").gated_delta_update
+
+    def recurrence(dtype):
+        H, D = 32, 128
+        q, k, v, f = (random(1, T, H, D).astype(dtype) for _ in range(4))
+        b, A_log, dt_bias = random(1, T, H).astype(dtype), random(H), random(H, D)
+        q, k = (ops.l2_normalize(x).astype(dtype) for x in (q, k))
+        mx.eval(q, k, v, f, b)
+
+        def step():
+            return ops.recurrence(q, k, v, ops.delta_decay(f, A_log, dt_bias), ops.write_strength(b), delta=True)
+
+        return step, lambda: update(q, k, v, f, b, A_log[:, None], dt_bias)
+
+    report("Kimi-Linear", ours, theirs, recurrence)
 
 
 def both(config: dict, module: str):
@@ -119,22 +161,24 @@ def random(*shape: int):
     return x
 
 
-def report(name: str, ours, theirs, our_recurrence: Callable, their_recurrence: Callable) -> None:
+def report(name: str, ours, theirs, recurrence: Callable, their_runs: int = 3) -> None:
+    """``recurrence(dtype)`` gives the operation of each library, ready to run."""
     print(f"\n{name}")
-    compare("recurrence", our_recurrence, their_recurrence)
+    for dtype in (mx.bfloat16, mx.float32):  # most checkpoints are bfloat16
+        compare(f"recurrence {str(dtype).removeprefix('mlx.core.')}", *recurrence(dtype), their_runs=their_runs)
     ids = mx.array([[i * 31 % 1000 for i in range(8 * T)]])
     difference = mx.abs(ours(ids[:, :200]) - theirs(ids[:, :200])).max().item()
-    print(f"  logits differ by {difference:.1e}")
-    compare("prefill", lambda: prefill(ours, ids[:, :T]), lambda: prefill(theirs, ids[:, :T]), 3, 1)
-    rates = [best(lambda n=n: prefill(ours, ids[:, :n], 1024), 16384 // n) / n for n in (1024, 8 * T)]
-    print(f"  per token   {rates[1] / rates[0]:8.2f}")
-    print("  held        " + "".join(f"{label} {held(model, ids[:, :T]):.2f}  " for label, model in
+    print(f"  logits differ by    {difference:.1e}")
+    compare("prefill", lambda: prefill(ours, ids[:, :T]), lambda: prefill(theirs, ids[:, :T]), 3, min(their_runs, 1))
+    rates = [best(lambda n=n: prefill(ours, ids[:, :n], 1024), runs) / n for n, runs in ((1024, 8), (8 * T, 2))]
+    print(f"  per token           {rates[1] / rates[0]:8.2f}")
+    print("  held                " + "".join(f"{label} {held(model, ids[:, :T]):.2f}  " for label, model in
                                      (("mlx_linattn", ours), ("mlx_lm", theirs))))  # fmt: skip
 
 
 def compare(label: str, ours: Callable, theirs: Callable, our_runs: int = 10, their_runs: int = 3) -> None:
     a, b = best(ours, our_runs), best(theirs, their_runs)
-    print(f"  {label:<11} mlx_linattn {a * 1e3:8.1f} ms   mlx_lm {b * 1e3:8.1f} ms   {b / a:6.1f} x")
+    print(f"  {label:<19} mlx_linattn {a * 1e3:8.1f} ms   mlx_lm {b * 1e3:8.1f} ms   {b / a:6.1f} x")
 
 
 def best(run: Callable, runs: int) -> float:
@@ -143,7 +187,7 @@ def best(run: Callable, runs: int) -> float:
         began = time.perf_counter()
         mx.eval(run())
         times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return min(times[1:] or times)
 
 
 def prefill(model, ids, piece: int = T):
@@ -171,7 +215,7 @@ def held(model, ids) -> float:
     return share
 
 
-FAMILIES = {f.__name__: f for f in (jamba, recurrent_gemma, ring)}
+FAMILIES = {f.__name__: f for f in (jamba, recurrent_gemma, ring, kimi)}
 
 
 def main() -> None:

@@ -19,14 +19,16 @@ import mlx.nn as nn
 from mlx_linattn import ops
 
 
-def seconds(f, repeats=3):
+def milliseconds(f, repeats=3):
+    """Median wall time, and on a CPU median processor time, which says more on a busy machine."""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
     mx.eval(f())
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         mx.eval(f())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        times.append((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - used) if on_cpu else 0.0))
+    return [statistics.median(x) for x in zip(*times)]
 
 
 def rg_lru(width, heads=8):
@@ -123,15 +125,22 @@ LAYERS = [
 
 
 def table(tokens, long):
+    print("milliseconds of wall / processor time")
     for name, build in LAYERS:
         for what, pair in zip(("scan", "mixer"), build()):
-            T = tokens if what == "scan" else min(tokens, 128)  # mlx_lm's convolution takes most of a second a token
-            theirs, ours = (seconds(f, 1 if i == 0 else 3) for i, f in enumerate(pair(T)))
-            line = f"{name:22} {what:6} T={T}: mlx_lm {theirs * 1e3:9.1f} ms  ours {ours * 1e3:8.1f} ms  {theirs / ours:6.1f}x"
+            T = tokens if what == "scan" else min(tokens, 128)  # mlx_lm's convolution is slow on a CPU
+            theirs, ours = (milliseconds(f) for f in pair(T))
+            gain = " / ".join(f"{a / b:.1f}x" for a, b in zip(theirs, ours) if b)
+            line = f"{name:20} {what:5} T={T}: mlx_lm {_both(theirs)}  ours {_both(ours)}  {gain}"
             if what == "scan":
-                longer = seconds(pair(long)[1], 1)
-                line += f"   T={long}: {longer * 1e3:8.1f} ms, {longer / ours / (long / tokens):.2f} of linear"
+                longer = milliseconds(pair(long)[1], 1)
+                growth = " / ".join(f"{a / b / (long / T):.2f}" for a, b in zip(longer, ours) if b)
+                line += f"   T={long}: {_both(longer)}, {growth} of linear"
             print(line, flush=True)
+
+
+def _both(times):
+    return f"{times[0]:.1f} / {times[1]:.1f}"
 
 
 if __name__ == "__main__":

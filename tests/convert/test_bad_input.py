@@ -8,15 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from helpers import folder_bytes, stored
+from helpers import folder_bytes, model_bytes, stored
 from seeded_fixtures import write_safetensors
 
-from mlx_linattn.convert import convert, prepare, shards
+from mlx_linattn.convert import convert as convert_and_verify
+from mlx_linattn.convert import prepare, shards
 from mlx_linattn.errors import CheckpointError, ConvertError, RequestError
 from mlx_linattn.loading import load_model
+
+convert = partial(convert_and_verify, verify=False)
 
 
 def command(*arguments, **kwargs):
@@ -92,6 +96,13 @@ def contradicting_config(folder):
     return "but config.json asks for"
 
 
+def only_pickles(folder):
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    return "a pickle, and pickles can run code"
+
+
 def broken_config(folder):
     (folder / "config.json").write_text("{")
     return "cannot be read as JSON"
@@ -101,7 +112,7 @@ def broken_config(folder):
     "spoil",
     [
         missing_shard, truncated_shard, cut_in_header, corrupt_header, wrong_index, tensor_twice, unknown_switch,
-        unknown_type, contradicting_config, broken_config,
+        unknown_type, contradicting_config, only_pickles, broken_config,
     ],
 )  # fmt: skip
 def test_a_spoiled_checkpoint_is_one_sentence(spoil, fixture_folder, tmp_path):
@@ -179,7 +190,7 @@ def test_a_group_that_would_become_zero_is_an_error(fixture_folder, tmp_path):
     source = fixture_folder("qwen3_5_untied_text")
     edit_tensors(source, shrink_a_group)
     with pytest.raises(ConvertError, match=r"1 of \d+ groups of 'model.layers.0.linear_attn.in_proj_qkv.weight'"):
-        convert(source, tmp_path / "out", quantize=True, q_mode="nvfp4")
+        convert(source, tmp_path / "out", quantize=True, q_mode="nvfp4", recipe="uniform")
     convert(source, tmp_path / "affine", quantize=True, q_group_size=32)
 
 
@@ -249,7 +260,7 @@ def test_disk_full_leaves_nothing_that_loads(fixture_folder, tmp_path, monkeypat
     with pytest.raises(CheckpointError):
         load_model(tmp_path / "out.partial")
     convert(source, tmp_path / "out", shard_size=100_000)
-    assert folder_bytes(tmp_path / "out") == folder_bytes(whole)
+    assert model_bytes(tmp_path / "out") == model_bytes(whole)
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -314,6 +325,6 @@ def test_tokenizer_template_and_generation_config_come_along(tmp_path):
     done = convert("demo", tmp_path / "out")
     assert done.notes == []
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (done.source / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (done.tensors.checkpoint.folder / name).read_bytes()
     _, tokenizer = load(tmp_path / "out")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)

@@ -1,18 +1,26 @@
 """The plan says what happens to every tensor, from headers and config alone."""
 
 import json
+import re
+from functools import partial
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import FIXTURES, stored
+from helpers import FIXTURES, assert_close, golden, stock_load, stored
 from seeded_fixtures import write_safetensors
 
-from mlx_linattn.convert import convert, prepare
+from mlx_linattn.convert import convert as convert_and_verify
+from mlx_linattn.convert import prepare
 from mlx_linattn.convert.bits import Quantization, choose
 from mlx_linattn.convert.table import table
+from mlx_linattn.errors import RequestError
 from mlx_linattn.layout import Quantize
 from mlx_linattn.loading import load_model
 
+convert = partial(convert_and_verify, verify=False)
+
+LAYER = re.compile(r"model\.layers\.\d+\.")
 END = (3069, 3067)  # <|im_end|>, <|endoftext|>
 
 
@@ -21,7 +29,9 @@ def by_name(plan):
 
 
 def test_what_must_not_be_rounded_is_not(fixture_folder, tmp_path):
-    plan = prepare(fixture_folder("qwen3_5_moe"), tmp_path, quantize=True, q_bits=3, q_group_size=32).plan
+    plan = prepare(
+        fixture_folder("qwen3_5_moe"), tmp_path, quantize=True, q_bits=3, q_group_size=32, recipe="uniform"
+    ).plan
     for name, entry in by_name(plan).items():
         kind = name.split(".")[-2]
         if kind in ("gate", "shared_expert_gate", "in_proj_a", "in_proj_b"):
@@ -35,7 +45,7 @@ def test_what_must_not_be_rounded_is_not(fixture_folder, tmp_path):
 
 
 def test_config_names_what_differs_from_the_default(fixture_folder, tmp_path):
-    convert(fixture_folder("qwen3_5_moe"), tmp_path / "out", quantize=True, q_group_size=32)
+    convert(fixture_folder("qwen3_5_moe"), tmp_path / "out", quantize=True, q_group_size=32, recipe="uniform")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     block = config["quantization"]
     assert block == config["quantization_config"]
@@ -86,7 +96,14 @@ def test_bytes_and_table_are_those_of_the_files(fixture_folder, tmp_path):
     header, rows = lines[0].split(), [line.split() for line in lines[1:] if "language_model" in line]
     assert header == ["tensor", "count", "parameters", "before", "after", "bytes", "bits/weight"]
     assert sum(int(row[1]) for row in rows) == len(done.plan.entries)
+    assert any("of weights: fits in the" in line for line in lines)
     assert any("vision tower" in line for line in lines) and any("router" in line for line in lines)
+
+
+def test_a_plan_that_does_not_fit_says_so(monkeypatch, tmp_path):
+    plan = prepare("demo", tmp_path).plan
+    monkeypatch.setattr("mlx_linattn.convert.table.working_set", lambda: 1_000_000)
+    assert "does not fit in the 1.00 MB of memory here" in table(plan)
 
 
 def test_shards_hold_everything_in_order_within_the_limit(fixture_folder, tmp_path):
@@ -111,25 +128,86 @@ RULES = (Quantize(r".*\.conv", None, "conv"), Quantize(r".*\.gate", 8, "router")
         ("a.gate", 128, Quantization(4, 32, "mxfp4"), Quantization(8, 64)),
         ("a.gate", 96, Quantization(4, 16, "nvfp4"), Quantization(8, 32)),
         ("a.up", 96, Quantization(4, 16, "nvfp4"), Quantization(4, 16, "nvfp4")),
+        ("mixer.q", 128, Quantization(4, 64), Quantization(5, 64)),
+        ("mixer.q", 128, Quantization(6, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(8, 64), Quantization(8, 64)),
+        ("mixer.q", 128, Quantization(4, 32, "mxfp4"), Quantization(5, 64)),
+        ("mixer.gate", 128, Quantization(4, 64), Quantization(8, 64)),
+        ("mixer.conv", 128, Quantization(4, 64), None),
     ],
 )
 def test_choice_of_bits(module, row, asked, want):
-    choice = choose(module, (7, row), asked, RULES)
+    choice = choose(module, (7, row), asked, RULES, "raised" if module.startswith("mixer") else "")
     assert choice.quantization == want
     assert bool(choice.reason) == (want != asked)
+
+
+def test_a_model_of_mixers_alone_gets_what_was_asked(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("mamba"), tmp_path, quantize=True, q_group_size=32).plan
+    got = {e.name.split(".")[-2]: e.quantization.bits for e in plan.entries if e.quantization}
+    assert got["in_proj"] == got["out_proj"] == 4 and got["x_proj"] == 8 and got["embeddings"] == 5
+
+
+def test_mixers_and_head_get_a_step_more(fixture_folder, tmp_path):
+    plan = prepare(fixture_folder("qwen3_5_moe"), tmp_path, quantize=True, q_group_size=32).plan
+    bits = {LAYER.sub("", name).removesuffix(".weight"): e.quantization for name, e in by_name(plan).items()}
+    wanted = {"lm_head": 5, "model.embed_tokens": 5, "linear_attn.in_proj_qkv": 5, "self_attn.q_proj": 5}
+    wanted |= {"linear_attn.in_proj_a": 8, "mlp.gate": 8, "mlp.switch_mlp.up_proj": 4, "mlp.shared_expert.gate_proj": 4}
+    assert {name: bits[name].bits for name in wanted} == wanted
+
+
+def test_rules_come_first_and_the_first_that_matches_decides(fixture_folder, tmp_path):
+    (tmp_path / "recipe").write_text("# after the command line's\n\nmlp=2\nlm_head=mxfp8\n")
+    rules = [r"layers\.0\..*up_proj=6,g=32", "up_proj=bf16"]
+    source = fixture_folder("qwen3_5_moe")
+    plan = prepare(source, tmp_path, True, 32, rules=rules, recipe_file=tmp_path / "recipe").plan
+    got = {name: str(e.quantization or e.dtype) for name, e in by_name(plan).items()}
+    assert got["model.layers.0.mlp.switch_mlp.up_proj.weight"] == "6-bit g32"
+    assert got["model.layers.1.mlp.switch_mlp.up_proj.weight"] == "BF16"
+    assert got["model.layers.1.mlp.switch_mlp.gate_proj.weight"] == "2-bit"
+    assert got["lm_head.weight"] == "mxfp8" and got["model.layers.0.linear_attn.in_proj_qkv.weight"] == "5-bit g32"
+    alone = prepare(source, tmp_path, rules=["lm_head=8"]).plan
+    assert [e.name for e in alone.entries if e.quantization] == ["lm_head.weight"]
+    convert(source, tmp_path / "out", True, 32, rules=rules, recipe_file=tmp_path / "recipe", dtype="float32")
+    ids = golden("qwen3_5_moe")["input_ids"]
+    stock, ours = stock_load(tmp_path / "out")[0], load_model(tmp_path / "out")[0]
+    assert_close(ours(ids), np.array(stock(mx.array(ids))), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ("mlp", "not of the form"),
+        ("mlp=seven", "neither bits nor one of"),
+        ("mlp=7", "bits 7 does not exist"),
+        ("mlp=mxfp4,g=64", "group size 64 does not exist"),
+        ("mlp=bf16,g=64", "has no groups"),
+        ("ml(p=4", "not a regular expression"),
+        ("A_log=4", "matches no weight that can be quantized"),
+        ("nothing_of_this_name=4", "matches no weight"),
+    ],
+)
+def test_rules_that_make_no_sense(rule, sentence, tmp_path):
+    with pytest.raises(RequestError, match=sentence):
+        prepare("demo", tmp_path, rules=[rule])
+
+
+def test_a_rule_that_earlier_ones_leave_nothing_is_an_error(tmp_path):
+    with pytest.raises(RequestError, match=r"'up_proj=6' matches no weight"):
+        prepare("demo", tmp_path, rules=["mlp=4", "up_proj=6"])
 
 
 @pytest.mark.parametrize(("bits", "least"), [(8, 0.99), (4, 0.95)])
 def test_demo_answers_survive_quantization(bits, least, tmp_path):
     """Top-1 agreement over the golden answers, each token after the reference's own text, up to its end token."""
-    convert("demo", tmp_path / "quantized", quantize=True, q_bits=bits)
+    convert("demo", tmp_path / "quantized", quantize=True, q_bits=bits, recipe="uniform")
     # MLX multiplies quantized matrices slowly on a CPU; the numbers are the same.
     convert(tmp_path / "quantized", tmp_path / "numbers", dequantize=True, dtype="float32")
     model, _ = load_model(tmp_path / "numbers")
-    golden = np.load(FIXTURES / "demo" / "golden.npz")
+    reference = np.load(FIXTURES / "demo" / "golden.npz")
     same = []
     for name in [f"prompt{i}{mode}" for i in range(4) for mode in ("", "_thinking")]:
-        prompt, answer = golden[f"{name}_ids"], golden[f"{name}_greedy"]
+        prompt, answer = reference[f"{name}_ids"], reference[f"{name}_greedy"]
         answer = answer[: 1 + min(i for i, token in enumerate(answer) if token in END)]
         logits = model(np.concatenate([prompt, answer[:-1]])[None])[0, len(prompt) - 1 :]
         same.append(np.array(logits.argmax(-1)) == answer)

@@ -1,20 +1,26 @@
 """A converted model computes what its source computes, here and in stock mlx_lm, and converting it again changes nothing."""
 
 import json
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from helpers import assert_close, check_golden, folder_bytes, golden, stock_load, stored, tolerance
+from helpers import FIXTURES, assert_close, check_golden, golden, model_bytes, stock_load, stored, tolerance
+from seeded_fixtures import write_safetensors
 
-from mlx_linattn.convert import convert
+from mlx_linattn.convert import convert as convert_and_verify
+from mlx_linattn.convert import prepare
 from mlx_linattn.loading import load_model
 
-PLAIN = ["qwen3_next", "qwen3_5", "qwen3_5_untied_text", "qwen3_5_moe", "qwen3_5_moe_split_text"]
-ENCODED = ["qwen3_5_fp8", "qwen3_5_moe_fp8", "qwen3_next_fp8", "qwen3_5_nvfp4"]
-EVERY = PLAIN + ENCODED
+convert = partial(convert_and_verify, verify=False)
+
+FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "tensors.json").exists())
+QWEN = [name for name in FAMILIES if name.startswith("qwen3")]
 TEXT = {"qwen3_5_untied_text": "qwen3_5", "qwen3_5_moe_split_text": "qwen3_5_moe"}
+# Stock mlx_lm knows these, but computes something else than their reference implementation.
+WRONG_IN_STOCK = {"jamba", "recurrent_gemma"}
 
 
 @pytest.fixture
@@ -36,17 +42,22 @@ def check_equal_in_stock(folder, name, within):
     assert_close(ours(ids), np.array(stock(ids).astype(mx.float32)), within, "ours against stock mlx_lm")
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_logits_are_the_references_after_conversion(name, converted):
-    folder = converted(name, dtype="float32")
-    model, config = load_model(folder)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_the_references_after_conversion(name, fixture_folder, tmp_path):
+    conversion = prepare(fixture_folder(name), tmp_path / "out", dtype="float32")
+    checked = conversion.write()
+    assert checked.quality.mean_kl < 1e-9 and checked.quality.top_1_agreement == 1.0
+    model, config = load_model(tmp_path / "out")
     check_golden(model, name)
-    assert config["model_type"] == TEXT.get(name, name.rsplit("_fp8")[0].rsplit("_nvfp4")[0])
-    check_equal_in_stock(folder, name, tolerance(name))
+    if name in QWEN:
+        assert config["model_type"] == TEXT.get(name, name.rsplit("_fp8")[0].rsplit("_nvfp4")[0])
+        assert "model_file" not in config
+    if name not in WRONG_IN_STOCK:
+        check_equal_in_stock(tmp_path / "out", name, tolerance(name))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", QWEN)
 def test_quantized_logits_are_stock_mlx_lms(name, bits, converted):
     folder = converted(name, dtype="float32", quantize=True, q_bits=bits, q_group_size=32)
     check_equal_in_stock(folder, name, 1e-4)
@@ -79,8 +90,8 @@ def test_converting_a_conversion_changes_no_byte(name, options, converted, tmp_p
     first = converted(name, **options)
     convert(first, tmp_path / "again")
     convert(first, tmp_path / "requantized", **options)
-    assert folder_bytes(tmp_path / "again") == folder_bytes(first)
-    assert folder_bytes(tmp_path / "requantized") == folder_bytes(first)
+    assert model_bytes(tmp_path / "again") == model_bytes(first)
+    assert model_bytes(tmp_path / "requantized") == model_bytes(first)
 
 
 def test_requantizing_rounds_what_is_stored(converted, tmp_path):
@@ -98,7 +109,7 @@ def test_requantizing_rounds_what_is_stored(converted, tmp_path):
 def test_more_bits_than_are_stored_are_not_made_up(converted, tmp_path):
     four = converted("qwen3_5", quantize=True, q_bits=4, q_group_size=32)
     done = convert(four, tmp_path / "eight", quantize=True, q_bits=8, q_group_size=32)
-    assert folder_bytes(tmp_path / "eight") == folder_bytes(four)
+    assert model_bytes(tmp_path / "eight") == model_bytes(four)
     assert any("bring nothing back" in entry.reason for entry in done.plan.entries)
 
 
@@ -149,7 +160,7 @@ def test_mtp_is_kept_byte_for_byte(fixture_folder, converted, tmp_path):
         assert got[name][0] == dtype and got[name][1].tobytes() == data.tobytes(), name
     stock_load(tmp_path / "kept")  # does not stumble over the side file
     convert(tmp_path / "kept", tmp_path / "again", keep_mtp=True)
-    assert folder_bytes(tmp_path / "again") == folder_bytes(tmp_path / "kept")
+    assert model_bytes(tmp_path / "again") == model_bytes(tmp_path / "kept")
 
 
 def test_shards_and_index(fixture_folder, tmp_path):
@@ -187,3 +198,46 @@ def test_dequantized_numbers_are_the_quantized_ones(converted, tmp_path):
     assert "quantization" not in config and "quantization_config" not in config
     ids = mx.array(golden("qwen3_5_moe")["input_ids"])
     assert_close(load_model(tmp_path / "numbers")[0](ids), np.array(load_model(four)[0](ids)), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["fla_gla", "minimax_hf"])
+def test_a_type_unknown_to_stock_brings_its_model_along(name, converted):
+    from mlx_linattn.generation import generate_step
+    from mlx_linattn.interop.door import mlx_lm
+
+    folder = converted(name, dtype="float32", quantize=True, q_bits=6, q_group_size=32)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        mlx_lm("utils").load_model(folder)
+    check_equal_in_stock(folder, name, 1e-4)
+    prompt = mx.array(golden(name)["input_ids"][0])
+    theirs = mlx_lm("generate").generate_step(prompt, stock_load(folder)[0], max_tokens=8)
+    ours = generate_step(prompt, load_model(folder)[0], max_tokens=8)
+    assert [int(token) for token, _ in theirs] == [int(token) for token, _ in ours]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "interval"),
+    [
+        (["linear_attention", "full_attention", "linear_attention"], 2),
+        (["full_attention", *["linear_attention"] * 2], None),
+    ],
+)
+def test_layer_types_are_told_to_stock_as_an_interval_or_by_a_model_file(kinds, interval, fixture_folder, tmp_path):
+    source = fixture_folder("qwen3_5_untied_text")
+    config = json.loads((source / "config.json").read_text()) | {"layer_types": kinds}
+    config.pop("full_attention_interval")
+    (source / "config.json").write_text(json.dumps(config))
+    tensors = stored(source)
+    for i, kind in enumerate(kinds):  # weights of the kind that the config asks for
+        donor = 2 if kind == "full_attention" else 0
+        parts = {
+            n.replace(f"layers.{donor}.", f"layers.{i}."): t
+            for n, t in stored(source).items()
+            if f"layers.{donor}." in n
+        }
+        tensors = {n: t for n, t in tensors.items() if f"layers.{i}." not in n} | parts
+    write_safetensors(source / "model.safetensors", tensors)
+    convert(source, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written.get("full_attention_interval") == interval and ("model_file" in written) == (interval is None)
+    check_equal_in_stock(tmp_path / "out", "qwen3_5_untied_text", 1e-4)

@@ -41,13 +41,17 @@ JAMBA = {
         "add_dummy_prefix": True, "bos_id": 1, "eos_id": 2, "bos_piece": "<|startoftext|>", "eos_piece": "<|endoftext|>"
     },
 }  # fmt: skip
+# a class that puts a space before a text unless it is told not to, and a model of each kind
+LLAMA = [{**kind, "tokenizer_config": {"tokenizer_class": "LlamaTokenizer"}} for kind in (GEMMA, JAMBA)]
 
 
-@pytest.fixture(scope="module", params=[GEMMA, JAMBA], ids=["gemma", "jamba"])
+@pytest.fixture(scope="module", params=[GEMMA, JAMBA, *LLAMA], ids=["gemma", "jamba", "llama", "llama_space"])
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "config.json").write_text(json.dumps(request.param["config"]))
     (folder / "tokenizer.model").write_bytes(train(**request.param["model"]))
+    if "tokenizer_config" in request.param:
+        (folder / "tokenizer_config.json").write_text(json.dumps(request.param["tokenizer_config"]))
     return folder
 
 
@@ -83,7 +87,8 @@ def test_streamed_text_is_the_whole_text(folder):
 def test_tokenizer_config_has_the_last_word(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    said = tmp_path / "tokenizer_config.json"
+    said.write_text(json.dumps({**(json.loads(said.read_text()) if said.exists() else {}), "add_bos_token": False}))
     plain = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert load(tmp_path).encode("hello") == plain.encode("hello")
 

@@ -57,4 +57,5 @@ def test_stock_mlx_lm_needs_many_times_as_many():
 
 def test_plain_mlx_stays_within_its_budget():
     counts = ours("mlx")
-    assert besides_projections(counts) <= 34, counts
+    # Two of the matrix products are the state's.
+    assert sum(counts.values()) - 5 <= 16, counts

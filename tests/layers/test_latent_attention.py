@@ -13,6 +13,7 @@ from mlx_linattn.spec import MlaSpec, RopeSpec
 from mlx_linattn.state import KVOptions, ModelState
 
 HIDDEN = 64
+KEEP_ALL = KVOptions()
 SIZES = {"heads": 4, "rank": 32, "nope_dim": 16, "rope_dim": 8, "value_dim": 24, "norm_eps": 1e-6}
 SPECS = {
     "no positions": MlaSpec(**SIZES, rope=None),
@@ -28,7 +29,7 @@ def layer(spec, seed=0, std=0.3):
     return module
 
 
-def run(module, pieces, options=KVOptions()):  # noqa: B008 - frozen
+def run(module, pieces, options=KEEP_ALL):
     state = ModelState([module.make_state()], options)
     outputs = []
     for x in pieces:
@@ -168,6 +169,25 @@ def test_transient_memory_does_not_grow_with_heads_times_context():
         peaks.append(mx.get_peak_memory() - before)
     # Per-head keys and values of 4096 more tokens would be 16 * 128 * 4096 * 4 bytes = 32 MiB.
     assert peaks[1] - peaks[0] < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    "options", [KVOptions(kv_bits=8), KVOptions(kv_bits=8, quantized_kv_start=9), KVOptions(max_kv_size=40)]
+)
+def test_latents_can_be_quantized_or_bounded(options):
+    spec = MlaSpec(heads=4, rank=48, nope_dim=16, rope_dim=16, value_dim=24, norm_eps=1e-6, rope=RopeSpec(16, 1e4))
+    module = layer(spec)
+    x = mx.array(np.random.default_rng(4).normal(size=(1, 30, HIDDEN)).astype(np.float32))
+    exact, _ = run(module, [x])
+    whole, state = run(module, [x], options)
+    steps, _ = run(module, [x[:, :7], *(x[:, t : t + 1] for t in range(7, 30))], options)
+    assert_close(whole, exact, 0.05 * float(mx.abs(exact).max()), "against exact latents")
+    assert_close(steps, whole, 0.05 * float(mx.abs(exact).max()), "in pieces")
+    if options.kv_bits and not options.quantized_kv_start:
+        assert state.kv_nbytes == 256 * (64 + 8)  # a byte a feature, and a float32 scale and bias
+    if options.max_kv_size:
+        assert_close(steps, exact, 2e-5, "nothing was forgotten yet")
+        assert state.nbytes == 40 * 64 * 4
 
 
 @pytest.mark.parametrize(("bits", "mode"), [(8, "affine"), (4, "affine"), (4, "mxfp4")])

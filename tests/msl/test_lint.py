@@ -5,8 +5,8 @@ from importlib import resources
 
 import mlx.core as mx
 import pytest
-from mlx_linattn import metal
 
+from mlx_linattn import metal
 from msl import emulator
 from msl.harness import emulated
 from msl.lint import CLANG, lint, lint_file

@@ -1,0 +1,107 @@
+"""Peak memory of a conversion: a synthetic mixture of experts of some gigabytes, converted in a process of its own.
+
+    python tests/bench/convert_memory.py [--gigabytes 8] [--no-verify] [--folder DIR]
+
+Prints the source's size, the peak resident memory and the time; exits 1 where the peak is above --limit gigabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+HIDDEN, EXPERTS, SIZE, VOCABULARY = 2048, 128, 768, 32_000
+CONFIG = {
+    "model_type": "qwen3_5_moe_text", "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": EXPERTS, "num_experts_per_tok": 8,
+    "moe_intermediate_size": SIZE, "shared_expert_intermediate_size": SIZE, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def shapes(layer: int) -> dict[str, tuple[int, ...]]:
+    at = f"model.layers.{layer}."
+    result = {f"{at}{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
+    mixer = {
+        "A_log": (32,), "dt_bias": (32,), "norm.weight": (128,), "conv1d.weight": (8192, 1, 4), "in_proj_a.weight": (32, HIDDEN),
+        "in_proj_b.weight": (32, HIDDEN), "in_proj_qkv.weight": (8192, HIDDEN), "in_proj_z.weight": (4096, HIDDEN),
+        "out_proj.weight": (HIDDEN, 4096),
+    }  # fmt: skip
+    result |= {f"{at}linear_attn.{name}": shape for name, shape in mixer.items()}
+    result |= {f"{at}mlp.gate.weight": (EXPERTS, HIDDEN), f"{at}mlp.shared_expert_gate.weight": (1, HIDDEN)}
+    for part in ["shared_expert", *(f"experts.{e}" for e in range(EXPERTS))]:
+        result |= {f"{at}mlp.{part}.{name}_proj.weight": (SIZE, HIDDEN) for name in ("gate", "up")}
+        result[f"{at}mlp.{part}.down_proj.weight"] = (HIDDEN, SIZE)
+    return result
+
+
+def write(file: Path, tensors: dict[str, tuple[int, ...]]) -> int:
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in tensors.items():
+        end = offset + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    block = np.random.default_rng(0).normal(scale=0.02, size=1 << 24).astype(np.float32).view(np.uint32) >> 16
+    data = block.astype(np.uint16).tobytes()
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for done in range(0, offset, len(data)):
+            stream.write(data[: min(len(data), offset - done)])
+    return offset
+
+
+def make(folder: Path, gigabytes: float) -> int:
+    layers = max(1, round(gigabytes * 1e9 / (2 * sum(int(np.prod(shape)) for shape in shapes(0).values()))))
+    (folder / "config.json").write_text(
+        json.dumps(CONFIG | {"num_hidden_layers": layers, "layer_types": ["linear_attention"] * layers})
+    )
+    ends = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    total = write(folder / "model-ends.safetensors", ends | {"model.norm.weight": (HIDDEN,)})
+    return total + sum(write(folder / f"model-{i:03d}.safetensors", shapes(i)) for i in range(layers))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--gigabytes", type=float, default=8)
+    parser.add_argument("--limit", type=float, default=3)
+    parser.add_argument("--no-verify", action="store_true")
+    parser.add_argument("--folder", type=Path, default=None, help="where there is room for twice as much")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    try:
+        (folder / "source").mkdir()
+        size = make(folder / "source", arguments.gigabytes)
+        words = [
+            sys.executable,
+            "-m",
+            "mlx_linattn.cli",
+            "convert",
+            str(folder / "source"),
+            "-o",
+            str(folder / "out"),
+            "-q",
+        ]
+        began = time.monotonic()
+        subprocess.run(words + ["--no-verify"] * arguments.no_verify, check=True)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        print(
+            f"{size / 1e9:.1f} GB converted in {time.monotonic() - began:.0f} s with {peak / 1e9:.2f} GB resident at most"
+        )
+        return int(peak > arguments.limit * 1e9)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
