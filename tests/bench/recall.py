@@ -93,12 +93,16 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--limit", type=int, default=None, help="only the first so many dialogues")
+    parser.add_argument("--distance", type=int, default=None, help="only dialogues whose fact lies at most so far back")
     parser.add_argument("--max-kv-size", type=int, default=None)
     parser.add_argument("--kv-bits", type=int, default=None)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     with DIALOGUES.open(encoding="utf-8") as lines:
-        dialogues = [json.loads(line) for line in lines][: args.limit]
+        dialogues = [json.loads(line) for line in lines]
+    if args.distance is not None:
+        dialogues = [dialogue for dialogue in dialogues if dialogue["distance"] <= args.distance]
+    dialogues = dialogues[: args.limit]
     model, tokenizer = la.load(args.model, dtype=args.dtype)
     began = time.perf_counter()
     options = la.KVOptions(max_kv_size=args.max_kv_size, kv_bits=args.kv_bits)

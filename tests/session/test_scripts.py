@@ -48,7 +48,10 @@ class Script:
         vocab = model.spec.vocab_size
         self.tokenizer = ToyTokenizer(vocab, thinking=rng.random() < 0.5, dated=rng.random() < 0.3)
         budget = rng.choice([1 << 40, 1 << 40, 200_000, 0])
-        self.session = Session(model, self.tokenizer, system=self.words(9), checkpoint_bytes=budget)
+        bounded = 12 if rng.random() < 0.25 else None
+        self.session = Session(
+            model, self.tokenizer, system=self.words(9), checkpoint_bytes=budget, max_kv_size=bounded
+        )
         self.sessions = [self.session]
 
     def words(self, most: int) -> str:
@@ -152,7 +155,7 @@ class Script:
         assert session.checkpoint_nbytes <= session._timeline.room
         if tokens:
             probe = mx.array([[8]])
-            want = self.model(mx.array([[*tokens, 8]]))[:, -1]
+            want = self.model(mx.array([[*tokens, 8]]), self.model.make_cache(state.options))[:, -1]
             assert_close(self.model(probe, state.fork())[:, -1], want, 1e-4, f"logits after {operation}")
         self.check_reuse(operation)
 
