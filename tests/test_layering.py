@@ -24,7 +24,19 @@ MAY_IMPORT = {
     "layers": {"ops", "spec", "state", "errors"},
     "model": {"layers", "spec", "state", "errors"},
     "chat": {PUBLIC, "errors", "generate_cli"},
-    "convert": {PUBLIC, "errors", "arch", "budget", "layout", "checkpoint", "loading", "model", "transform", "weights"},
+    "convert": {
+        PUBLIC,
+        "errors",
+        "arch",
+        "budget",
+        "interop",
+        "layout",
+        "checkpoint",
+        "loading",
+        "model",
+        "transform",
+        "weights",
+    },
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX
 HEAVY = {"mlx_lm", "transformers"}  # imported in interop alone
