@@ -77,7 +77,15 @@ def tensor_core(q, k, v, decay, beta, state, delta, lengths, chunk=32, warps=Non
     parts = 6 if vector else 0 if k.dtype == mx.bfloat16 else 4
     warps = warps or (2 if Dv % 64 or B * Hv * Dv < 64 * MULTIPROCESSORS else 4)
     lengths, _ = _rows(B, T, lengths)
-    common = [("Dk", Dk), ("Hk", Hk), ("Hv", Hv), ("C", C), ("PARTS", parts), ("VECTOR", vector), ("DELTA", bool(delta))]
+    common = [
+        ("Dk", Dk),
+        ("Hk", Hk),
+        ("Hv", Hv),
+        ("C", C),
+        ("PARTS", parts),
+        ("VECTOR", vector),
+        ("DELTA", bool(delta)),
+    ]
     tiles = 3 * C * Dk * 4 if vector else (parts or 2) * C * (Dk + 8) * 2
     prepare = metal.kernel("tensor_core/tensor_core_prepare", "cuda", C * (C + 6) * 4 + tiles)
     stage = (parts or 2) * C * (Dk + 8) * 2 + 4 * C * (C + 8) * 2 + C * (16 * warps * v.dtype.size + 16)

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 import pytest
+
 from mlx_linattn import ops
 from mlx_linattn.ops import dispatch
-
 from msl.problems import Problem
 from msl.test_recurrence import PROBLEMS
 
