@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_linattn import arch
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError
+from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.layout import Take, locate, unprefixed
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors, assemble, prepare_quantized, stored_dtype
@@ -63,10 +63,9 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> tuple[Plan, Tensors]:
 
 
 def known_to_mlx_lm(model_type: str) -> bool:
-    """Whether stock mlx_lm has a file for this type. Found without importing it."""
-    package = importlib.util.find_spec("mlx_lm")
-    places = package.submodule_search_locations if package is not None else []
-    return any((Path(place) / "models" / f"{model_type}.py").is_file() for place in places)
+    """Whether stock mlx_lm has a model file for this type, under its own name or another."""
+    name = mlx_lm("utils").MODEL_REMAPPING.get(model_type, model_type)
+    return importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from .errors import RequestError, TokenizerError
 from .generation import GenerationResponse
 from .timeline import shared_prefix
 
+LONGEST_TAIL = 64  # tokens of an answer's own beginning
 BOUNDARIES = 8  # of the newest messages whose ends are looked for; each costs one rendering
 
 
@@ -34,7 +35,9 @@ class Dialogue:
         first = 1 if messages and messages[0].get("role") == "system" else 0
         newest = range(max(first + 1, len(messages) - BOUNDARIES), len(messages) + 1)
         found = {shared_prefix(self._history(messages[:n]), prompt) for n in {first, *newest} if n}
-        return sorted(n for n in {min(n, len(prompt) - 1) for n in found} if n > 0)
+        ends = sorted(n for n in {min(n, len(prompt) - 1) for n in found} if n > 0)
+        # A template that renders every prefix differently still gets a checkpoint near its end.
+        return ends if ends and len(prompt) - ends[-1] <= LONGEST_TAIL else [*ends, len(prompt) - 1]
 
     def _history(self, messages: list[dict]) -> list[int]:
         try:

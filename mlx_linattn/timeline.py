@@ -112,6 +112,7 @@ class Timeline:
 
     def rewind(self, prompt: Sequence[int]) -> int:
         """Go back until the state holds a proper prefix of ``prompt``, as long as possible; returns its length."""
+        self._trail = []
         # One token at least has to be read, for its logits.
         self.back_to(min(shared_prefix(self.tokens, prompt), len(prompt) - 1))
         return len(self.tokens)

@@ -191,3 +191,36 @@ def test_a_group_that_does_not_divide_a_head_is_refused(fixture_folder):
     with pytest.raises(RequestError, match="does not divide"):
         read(model, state, IDS[:3])
     assert state.counts == () and state.nbytes == 0
+
+
+def test_a_layer_that_lost_or_skipped_tokens_is_noticed(model):
+    state = model.make_cache()
+    read(model, state, IDS[:9])
+    layer = next(layer for layer in state if isinstance(layer, KVState))
+    layer.length -= 1
+    with pytest.raises(StateError, match="holds 8 tokens, but the state 9"):
+        read(model, state, IDS[:2])
+    layer.length += 1
+    with pytest.raises(StateError, match="holds 9 tokens, but the state 11"), state.advancing(state.span(1, 2, None)):
+        pass  # no layer reads anything
+    assert state.counts == (9,)
+    read(model, state, IDS[:2])
+
+
+def test_rows_of_different_lengths_go_back_and_on(model, options):
+    if options.quantized_kv_start:
+        with pytest.raises(StateError, match="different lengths"):
+            state = model.make_cache(options)
+            for lengths in ([5, 3], [2, 2]):
+                model(mx.array([IDS[:5], IDS[5:10]]), state, lengths=lengths)
+        return
+    state, rows = model.make_cache(options), mx.array([IDS[:20], IDS[20:40]])
+    model(rows, state, lengths=[20, 11])
+    snapshot = state.snapshot()
+    want = model(rows[:, :5], state, lengths=[3, 5])
+    state.restore(snapshot)
+    assert state.counts == (20, 11)
+    assert_close(model(rows[:, :5], state, lengths=[3, 5])[1], want[1], 0.0)
+    alone = model.make_cache(options)
+    model(rows[1:, :11], alone)
+    assert_close(model(rows[1:, :5], alone)[0], want[1], 1e-3 if options.kv_bits is None else 2.0)
