@@ -201,10 +201,10 @@ def test_a_layer_that_lost_or_skipped_tokens_is_noticed(model):
     with pytest.raises(StateError, match="holds 8 tokens, but the state 9"):
         read(model, state, IDS[:2])
     layer.length += 1
-    with pytest.raises(StateError, match="holds 9 tokens, but the state 11"), state.advancing(state.span(1, 2, None)):
+    with state.advancing(state.span(1, 2, None)):
         pass  # no layer reads anything
-    assert state.counts == (9,)
-    read(model, state, IDS[:2])
+    with pytest.raises(StateError, match="holds 9 tokens, but the state 11"):
+        read(model, state, IDS[:2])
 
 
 def test_rows_of_different_lengths_go_back_and_on(model, options):
