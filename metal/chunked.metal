@@ -5,8 +5,8 @@
 //   (I + A) W = b (V - (P * K) S)           O = (P * Q) S + M W                  S <- P_C * S + (Z * K)^T W
 //
 // Without DELTA, W = b V and there is no A. Every decay is a product of linear decays of at most C tokens: no logarithm,
-// no division, exact for decays of 0. (I + A) is solved in 8x8 blocks: the diagonal blocks are inverted exactly by
-// (I-A)(I+A^2)(I+A^4), the rest is forward substitution on the right-hand side.
+// no division, exact for decays of 0. (I + A) is solved in blocks: the diagonal 8x8 blocks are inverted from 4x4 ones, the
+// rest is forward substitution on the right-hand side. A longer Neumann series loses digits when keys repeat and b is near 2.
 //
 // Layout   as recurrence.metal.   TT: type of k and q in threadgroup memory, KT or float; float with VECTOR.
 // Work     a threadgroup is 4 SIMD-groups; each owns 8 value columns and keeps its Dk x 8 of the state in registers.
@@ -175,15 +175,20 @@ template <typename KT, typename VT, typename TT, int Dk, int Dv, int Hk, int Hv,
 
     if (DELTA) {
       for (int I = sg; I < NB; I += 4) {
-        simdgroup_matrix<float, 8, 8> N, N2, inverse;
+        // With N = -A = E + F, E in the two diagonal 4x4 blocks: R = (I + E)(I + E^2) inverts I - E, and R + R F R I - N.
+        simdgroup_matrix<float, 8, 8> N, F, square, inverse;
         simdgroup_load(N, lower + I * 8 * C + I * 8, C);
-        inverse = N;
-        inverse.thread_elements()[0] += fm == fn ? 1.0f : 0.0f;
-        inverse.thread_elements()[1] += fm == fn + 1 ? 1.0f : 0.0f;
-        simdgroup_multiply(N2, N, N);
-        simdgroup_multiply_accumulate(inverse, inverse, N2, inverse);
-        simdgroup_multiply(N, N2, N2);
-        simdgroup_multiply_accumulate(inverse, inverse, N, inverse);
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const bool near = fm / 4 == fn / 4;
+          F.thread_elements()[c] = near ? 0.0f : N.thread_elements()[c];
+          N.thread_elements()[c] = near ? N.thread_elements()[c] : 0.0f;
+          inverse.thread_elements()[c] = N.thread_elements()[c] + (fm == fn + c ? 1.0f : 0.0f);
+        }
+        simdgroup_multiply(square, N, N);
+        simdgroup_multiply_accumulate(inverse, inverse, square, inverse);
+        simdgroup_multiply(F, F, inverse);
+        simdgroup_multiply_accumulate(inverse, inverse, F, inverse);
         simdgroup_store(inverse, lower + I * 8 * C + I * 8, C);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);

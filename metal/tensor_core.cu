@@ -15,6 +15,8 @@
 //          per value head with VECTOR: K high, Q high, K low, Q low, Z * K high, Z * K low; with VECTOR, K and Q are P * K
 //          and P * Q.   decays: P and Z [2, C], or with VECTOR P_C [Dk].
 // PARTS    0 for bfloat16 keys and a scalar decay (nothing is written), 4 for other keys, 6 with VECTOR.
+// Segments both work on the `count` tokens from `start` on, a multiple of C: shape = (T, start, count). All inputs are of T
+//          tokens, o of count. It bounds the memory between the kernels.
 // Grid     tensor_core_prepare: blocks (N, Hv, B) of 128.   tensor_core: blocks (1, Dv / (16 WARPS), B * Hv) of 32 WARPS.
 // Limits   Dk 32, 64, 96 or 128; Dv a multiple of 32; C 32 or 64 (32 with VECTOR).
 // Padding  tokens from lengths[b] on change no state; their o is 0.
@@ -60,7 +62,7 @@ __global__ void tensor_core_prepare(
   constexpr int ROW = Dk + PAD, NT = 128, TRIANGLE = C + 4;
   const int chunk = blockIdx.x, hv = blockIdx.y, b = blockIdx.z, hk = hv / (Hv / Hk), N = gridDim.x;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
-  const int T = shape[0], t0 = chunk * C, n = metal::min(metal::min(int(lengths[b]), T) - t0, C);
+  const int T = shape[0], t0 = shape[1] + chunk * C, n = metal::min(metal::min(int(lengths[b]), T) - t0, C);
   extern __shared__ __align__(16) unsigned char memory[];
   float* lower = (float*)memory;          // [C][TRIANGLE]: D, then A
   float* strength = lower + C * TRIANGLE;
@@ -278,14 +280,15 @@ __global__ void tensor_core(
   extern __shared__ __align__(16) unsigned char memory[];
   const int head = blockIdx.z, b = head / Hv, hv = head % Hv, hk = hv / (Hv / Hk);
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
-  const int T = shape[0], N = (T + C - 1) / C, real = metal::min(int(lengths[b]), T);
+  const int start = shape[1], count = shape[2], N = (count + C - 1) / C;
+  const int real = metal::clamp(int(lengths[b]) - start, 0, count);
   const int column = blockIdx.y * COLUMNS;  // of the block; a warp owns 16 of them
-  const size_t token = size_t(b) * T;
+  const size_t token = size_t(b) * shape[0] + start;
   const KT* kp = k + (token * Hk + hk) * Dk;
   const KT* qp = q + (token * Hk + hk) * Dk;
   const VT* vp = v + (token * Hv + hv) * Dv + column;
   const float* bp = beta + token * Hv + hv;
-  VT* op = o + (token * Hv + hv) * Dv + column;
+  VT* op = o + (size_t(b) * count * Hv + hv) * Dv + column;
 
   auto fetch = [&](int chunk) {
     unsigned char* base = memory + (chunk & 1) * BYTES;
@@ -491,7 +494,7 @@ __global__ void tensor_core(
         }
       }
   }
-  for (int i = real + warp; i < T; i += WARPS)
+  for (int i = real + warp; i < count; i += WARPS)
     for (int d = lane; d < COLUMNS; d += 32) op[size_t(i) * (Hv * Dv) + d] = VT(0.0f);
   #pragma unroll
   for (int d = 0; d < ND; ++d)

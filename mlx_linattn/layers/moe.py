@@ -62,14 +62,14 @@ class Experts(nn.Module):
     def __call__(self, x, chosen):
         """x [N, H], chosen [N, top_k] -> [N, top_k, H]."""
         N, top_k = chosen.shape
-        experts = chosen.reshape(-1)
+        # Rows of one token, made before they are gathered: MLX on CUDA (0.32.4) misreads a gathered view with a new axis.
+        x, experts = x[:, None], chosen.reshape(-1)
         is_sorted = N * top_k >= 64  # then rows of one expert lie together and its matrix is read once
         if is_sorted:
             order = mx.argsort(experts)
             experts, rows = experts[order], x[order // top_k]
         else:
             rows = mx.repeat(x, top_k, axis=0)
-        rows = rows[:, None]
         gate, up = self.gate_proj(rows, experts, is_sorted), self.up_proj(rows, experts, is_sorted)
         y = limited_swiglu(gate, up, *self.limits)
         y = self.down_proj(y, experts, is_sorted)[:, 0]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 BLOCK = 8  # tokens whose gated products are formed one diagonal at a time
+GROUP = 1 << 18  # numbers of an array that a CPU's cache holds
 SOLVE = 4  # tokens that one Neumann series inverts
 
 
@@ -125,8 +126,11 @@ def recurrence(q, k, v, decay, beta, state, delta, chunk):
         KK, QK = _grams_scalar(q, k, decay[..., 0])
     if Hk != Hv:
         q, k = mx.repeat(q, Hv // Hk, axis=1), mx.repeat(k, Hv // Hk, axis=1)
-    if not scalar:
-        KK, QK = _grams_vector(q, k, decay)
+    if not scalar:  # some chunks at a time: these are many passes over the same numbers
+        step = max(GROUP // (B * Hv * C * k.shape[-1]), 1)
+        groups = [slice(n, n + step) for n in range(0, N, step)]
+        parts = [_grams_vector(q[:, :, g], k[:, :, g], decay[:, :, g]) for g in groups]
+        KK, QK = (mx.concatenate(x, axis=2) for x in zip(*parts))
     M = mx.tril(QK)
     P = mx.cumprod(decay, axis=-2)
     Z = mx.cumprod(decay, axis=-2, reverse=True, inclusive=False)

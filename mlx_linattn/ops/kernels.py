@@ -70,13 +70,13 @@ def simdgroup(q, k, v, decay, beta, state, delta, lengths, chunk=None):
 
 
 def tensor_core(q, k, v, decay, beta, state, delta, lengths, chunk=32, warps=None):
-    """metal/tensor_core.cu: one kernel for all chunks at once, then one that walks them. CUDA only."""
+    """metal/tensor_core.cu: one kernel for all chunks of a segment at once, then one that walks them. CUDA only."""
     B, T, Hv, Dv = v.shape
     Hk, Dk = k.shape[2:]
-    C, N, vector = chunk, -(-T // chunk), decay.ndim == 4
+    C, vector = chunk, decay.ndim == 4
     parts = 6 if vector else 0 if k.dtype == mx.bfloat16 else 4
     warps = warps or (2 if Dv % 64 or B * Hv * Dv < 64 * MULTIPROCESSORS else 4)
-    lengths, shape = _rows(B, T, lengths)
+    lengths, _ = _rows(B, T, lengths)
     common = [
         ("Dk", Dk),
         ("Hk", Hk),
@@ -87,30 +87,39 @@ def tensor_core(q, k, v, decay, beta, state, delta, lengths, chunk=32, warps=Non
         ("DELTA", bool(delta)),
     ]
     tiles = 3 * C * Dk * 4 if vector else (parts or 2) * C * (Dk + 8) * 2
-    solved, operands, decays = metal.kernel("tensor_core/tensor_core_prepare", "cuda", C * (C + 6) * 4 + tiles)(
-        inputs=[q, k, decay, beta, lengths, shape],
-        template=[("KT", k.dtype), *common],
-        grid=(128 * N, Hv, B),
-        threadgroup=(128, 1, 1),
-        output_shapes=[
-            (B * Hv, N, 4, C, C),
-            (B * (Hv if vector else Hk), N, parts, C, Dk) if parts else (1,),
-            (B * Hv, N, Dk) if vector else (B * Hv, N, 2, C),
-        ],
-        output_dtypes=[mx.bfloat16, mx.bfloat16, mx.float32],
-    )
+    prepare = metal.kernel("tensor_core/tensor_core_prepare", "cuda", C * (C + 6) * 4 + tiles)
     stage = (parts or 2) * C * (Dk + 8) * 2 + 4 * C * (C + 8) * 2 + C * (16 * warps * v.dtype.size + 16)
     stage += ((Dk if vector else 2 * C) + C) * 4
-    return metal.kernel("tensor_core", "cuda", 2 * stage)(
-        inputs=[q, k, v, beta, state, solved, operands, decays, lengths, shape],
-        template=[("KT", k.dtype), ("VT", v.dtype), ("Dv", Dv), ("WARPS", warps), *common],
-        grid=(32 * warps, Dv // (16 * warps), B * Hv),
-        threadgroup=(32 * warps, 1, 1),
-        output_shapes=[v.shape, state.shape],
-        output_dtypes=[v.dtype, mx.float32],
-    )
+    walk = metal.kernel("tensor_core", "cuda", 2 * stage)
+    outputs, segment = [], max(SEGMENT // (B * Hv) // C * C, 1024)
+    for start in range(0, T, segment):
+        count = min(segment, T - start)
+        N, shape = -(-count // C), mx.array([T, start, count], mx.int32)
+        solved, operands, decays = prepare(
+            inputs=[q, k, decay, beta, lengths, shape],
+            template=[("KT", k.dtype), *common],
+            grid=(128 * N, Hv, B),
+            threadgroup=(128, 1, 1),
+            output_shapes=[
+                (B * Hv, N, 4, C, C),
+                (B * (Hv if vector else Hk), N, parts, C, Dk) if parts else (1,),
+                (B * Hv, N, Dk) if vector else (B * Hv, N, 2, C),
+            ],
+            output_dtypes=[mx.bfloat16, mx.bfloat16, mx.float32],
+        )
+        o, state = walk(
+            inputs=[q, k, v, beta, state, solved, operands, decays, lengths, shape],
+            template=[("KT", k.dtype), ("VT", v.dtype), ("Dv", Dv), ("WARPS", warps), *common],
+            grid=(32 * warps, Dv // (16 * warps), B * Hv),
+            threadgroup=(32 * warps, 1, 1),
+            output_shapes=[(B, count, Hv, Dv), state.shape],
+            output_dtypes=[v.dtype, mx.float32],
+        )
+        outputs.append(o)
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state
 
 
+SEGMENT = 1 << 19  # tokens times heads that are prepared at once: at most 0.9 GB between the two kernels
 MULTIPROCESSORS = 132  # of a GPU that should all have a block before blocks grow
 
 

@@ -17,7 +17,7 @@ ESCAPES = re.compile(r"\x1b(\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][A-Z0-9
 
 
 class Terminal:
-    def __init__(self, *arguments: str, columns: int = 100, **environment: str):
+    def __init__(self, *arguments: str, columns: int = 100, cwd=None, **environment: str):
         self.master, slave = pty.openpty()
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.process = subprocess.Popen(
@@ -25,6 +25,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
+            cwd=cwd,
             env={**os.environ, "TERM": "xterm", "HF_HUB_OFFLINE": "1", "PROMPT_TOOLKIT_NO_CPR": "1", **environment},
             start_new_session=True,
             preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
@@ -42,6 +43,13 @@ class Terminal:
         between, self._seen = self.screen[self._seen : found], found + len(text)
         return between
 
+    def appears(self, text: str, timeout: float) -> bool:
+        try:
+            self.expect(text, timeout)
+        except AssertionError:
+            return False
+        return True
+
     def _read(self, timeout: float) -> bool:
         if timeout <= 0 or not select.select([self.master], [], [], timeout)[0]:
             return False
@@ -57,6 +65,21 @@ class Terminal:
 
     def enter(self, text: str) -> None:
         self.type(text + "\r")
+
+    def paste(self, text: str) -> None:
+        """As terminals send what is pasted, between two brackets."""
+        data = f"\x1b[200~{text}\x1b[201~".encode()
+        while data:  # the program reads while we write, or both would wait
+            data = data[os.write(self.master, data[:1024]) :]
+            self._read(0.01)
+
+    def resize(self, columns: int) -> None:
+        ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        os.close(self.master)
+        self.master = -1
 
     def interrupt(self) -> None:
         self.type("\x03")
@@ -76,4 +99,5 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        os.close(self.master)
+        if self.master >= 0:
+            os.close(self.master)

@@ -1,7 +1,5 @@
 """The chat as a person uses it, in a pseudo-terminal, and as a script uses it, through pipes."""
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,22 +7,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from piped import run
 from terminal import Terminal
 
 READY = ">>>"
-
-
-def run(*arguments: str, text: str | None = None, cwd=None, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "mlx_linattn", *arguments],
-        input=text,
-        stdin=subprocess.DEVNULL if text is None else None,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-        timeout=120,
-    )
 
 
 def test_a_conversation(tmp_path):

@@ -116,15 +116,16 @@ def test_two_layers_too_large_for_memory_are_told_not_run(fixture_folder, tmp_pa
         convert(fixture_folder(NAME), tmp_path / "other", max_kl=1.0)
 
 
-def test_calibration_text_is_read(tmp_path):
+def test_calibration_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "TEXT", verify.TEXT[:300])
     (tmp_path / "mine.txt").write_text("My dog is called Pepper. What is my dog's name?\n" * 3)
     with pytest.raises(RequestError, match="no such file"):
         convert("demo", tmp_path / "out", calibration=tmp_path / "none.txt")
     with pytest.raises(RequestError, match="nothing is to be verified"):
         convert("demo", tmp_path / "out", calibration=tmp_path / "mine.txt", verify=False)
     checked = prepare("demo", tmp_path / "out").write(calibration=tmp_path / "mine.txt")
-    assert checked.text == "mine.txt and bundled text" and checked.quality.tokens >= 1024
-    assert checked.quality.top_1_agreement > 0.99  # bfloat16 in both; only the gated norms were rounded
+    assert checked.text == "mine.txt and bundled text" and 100 < checked.quality.tokens <= 256
+    assert checked.quality.mean_kl < 1e-3  # bfloat16 in both; norms were rounded
 
 
 def test_report_and_card_say_what_was_done(fixture_folder, tmp_path):

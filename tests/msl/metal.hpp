@@ -120,7 +120,12 @@ inline uint3 msl_uint3(msl_rt::Size3 s) { return uint3(s.x, s.y, s.z); }
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 inline mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
-inline void threadgroup_barrier(mem_flags, MSL_LINE) { msl_rt::rendezvous(msl_rt::W->threadgroup, 0, 1, line, [](int) {}); }
+inline void threadgroup_barrier(mem_flags, MSL_LINE) {
+  auto& w = *msl_rt::W;
+  msl_rt::rendezvous(w.threadgroup, 0, 1, line, [&](int) {
+    if (w.threadgroup.alive != w.count) msl_rt::die("divergent barrier: some threads ended without it", line);
+  });
+}
 inline void simdgroup_barrier(mem_flags, MSL_LINE) {
   auto& f = msl_rt::me();
   msl_rt::rendezvous(*f.simdgroup, f.lane, 2, line, [](int) {});

@@ -92,7 +92,12 @@ MUTANTS = [
         "total[VECTOR ? d * 8 + fn : 0]",
     ),
     Mutant("chunked", "the update without Z", "W[I].thread_elements()[1] *= after[I * 8 + fm];", ""),
-    Mutant("chunked", "the inverse without A^4", "simdgroup_multiply_accumulate(inverse, inverse, N, inverse);", ""),
+    Mutant(
+        "chunked", "the inverse without its corner", "simdgroup_multiply_accumulate(inverse, inverse, F, inverse);", ""
+    ),
+    Mutant(
+        "chunked", "the inverse without A^2", "simdgroup_multiply_accumulate(inverse, inverse, square, inverse);", ""
+    ),
     Mutant(
         "chunked",
         "one block of the substitution left out",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_linattn import metal
+from msl.emulator import CACHE
 
 NVCC = shutil.which("nvcc")
 _TYPES = {
@@ -47,7 +50,15 @@ class Recorder:
 
 
 def resources(source: str, arch: str = "sm_90") -> dict[str, int]:
-    """Registers, bytes of stack and of spills of one kernel."""
+    """Registers, bytes of stack and of spills of one kernel; remembered between runs, since nvcc takes seconds."""
+    kept = CACHE / f"nvcc-{hashlib.sha1((arch + source).encode()).hexdigest()[:20]}.json"
+    if not kept.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(_compile(source, arch)))
+    return json.loads(kept.read_text())
+
+
+def _compile(source, arch):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cu"
         path.write_text(source)
