@@ -104,7 +104,8 @@ def test_snapshots_serve_forks_and_each_goes_back_alone(model, options):
     with pytest.raises(StateError, match="cannot restore"):
         twin.restore(late)
     want = model.make_cache(options)
-    read(model, want, IDS[:20])
+    for ids in (IDS[:10], IDS[10:20]):  # the same pieces: a number that rounds the other way is stored as another one
+        read(model, want, ids)
     state.restore(late)
     assert_close(read(model, state, [8]), read(model, want, [8]), 1e-4)
 
