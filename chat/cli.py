@@ -194,7 +194,7 @@ def _once(repl: Repl, question: str, as_json: bool) -> int:
     if not as_json:
         finished = repl.answer(session.stream, question)
     else:
-        repl.stream(session.stream, question, show=False, **repl.settings.stream_options())
+        repl.stream(session.stream, question, show=False)
         last, state, answer = session.last, session.state, session.messages[-1] if session.messages else {}
         finished = last.finish_reason != "cancel"
         found = {

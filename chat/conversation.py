@@ -41,6 +41,12 @@ class Conversation:
         """Of all kept conversations, the latest first."""
         return self.store.names() if self.store else []
 
+    @property
+    def measured(self) -> tuple[int, float]:
+        """The longest prompt that was read in one go, in this chat or earlier in this conversation: (tokens, seconds)."""
+        before = (self.record.read_tokens, self.record.read_seconds)
+        return max(before, (self.totals.longest_read, self.totals.longest_seconds))
+
     # Keeping
 
     def autosave(self, state: bool = False) -> None:
@@ -71,11 +77,10 @@ class Conversation:
         store.write_state(name, self.session)
 
     def _filled(self) -> Record:
-        record, session, totals = self.record, self.session, self.totals
+        record, session = self.record, self.session
         record.model, record.messages, record.system = self.model_id, session.messages, session.system
         record.template = dict(session.template)
-        if totals.longest_read > record.read_tokens:
-            record.read_tokens, record.read_seconds = totals.longest_read, totals.longest_seconds
+        record.read_tokens, record.read_seconds = self.measured
         return record
 
     def _needed_store(self) -> Store:
@@ -135,10 +140,11 @@ class Conversation:
 
     def _resumed(self, seconds: float) -> str:
         """How long it took, against reading everything again at the speed that was measured."""
-        tokens, record = self.session.state.offset, self.record
-        text = f"{record.name}: {len(self.session.messages)} messages, {tokens:,} tokens of state in {seconds:.2f} s"
-        measured = [(record.read_tokens, record.read_seconds), (self.totals.longest_read, self.totals.longest_seconds)]
-        read, took = max(measured)
+        tokens = self.session.state.offset
+        text = (
+            f"{self.record.name}: {len(self.session.messages)} messages, {tokens:,} tokens of state in {seconds:.2f} s"
+        )
+        read, took = self.measured
         if tokens and took > 0:
             text += f" (reading them again would take about {tokens * took / read:.1f} s)"
         return text

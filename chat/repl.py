@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx_linattn as la
-from mlx_linattn.errors import LinAttnError, RequestError
+from mlx_linattn.errors import LinAttnError, MemoryLimitError, RequestError
 
 from . import file_commands  # noqa: F401 - it and what it imports register the commands
 from .commands import shortened
@@ -23,6 +23,18 @@ from .signals import Leave, Signals, abandon_terminal
 from .view import View
 
 READ = "I have read it. What would you like to know?"  # the answer that stands after a document
+SHORTEST_STEP, LONGEST_STEP = 64, 2048
+
+
+def step_of_a_second(tokens: int, seconds: float) -> int | None:
+    """How many prompt tokens to read at a time, at the measured speed: few enough that Ctrl-C is heard within a second
+    or so and that progress is seen. None: as many as memory allows."""
+    if tokens < 256:  # too few to tell the speed
+        return 256
+    step = SHORTEST_STEP
+    while step < LONGEST_STEP and step * 2 * seconds <= tokens:
+        step *= 2
+    return None if step == LONGEST_STEP else step
 
 
 class Repl:
@@ -82,7 +94,7 @@ class Repl:
     def answer(self, start: Callable[..., Iterator[Any]], *arguments) -> bool:
         """Stream what ``start`` gives; False where it was stopped. What was said until then stays in the conversation."""
         self.view.markdown = self.settings.markdown
-        self.stream(start, *arguments, **self.settings.stream_options())
+        self.stream(start, *arguments)
         stopped = self.session.last is not None and self.session.last.finish_reason == "cancel"
         if stopped:
             self.view.note("(stopped) /continue goes on, /retry begins anew")
@@ -93,8 +105,18 @@ class Repl:
         self.conversation.autosave()
         return not stopped
 
-    def stream(self, start, *arguments, show: bool = True, **options) -> None:
+    def stream(self, start: Callable[..., Iterator[Any]], *arguments, show: bool = True, **options) -> None:
         """Run one turn; its pieces are shown, or only its progress."""
+        options = {**self.settings.stream_options(), **options}
+        step = self.settings.prefill_step_size or step_of_a_second(*self.conversation.measured)
+        try:
+            self._run(start, arguments, show, {**options, "prefill_step_size": step})
+        except MemoryLimitError:
+            if self.settings.prefill_step_size or step in (None, SHORTEST_STEP):
+                raise
+            self._run(start, arguments, show, {**options, "prefill_step_size": SHORTEST_STEP})
+
+    def _run(self, start, arguments, show: bool, options: dict[str, Any]) -> None:
         began, first = time.perf_counter(), None
         with self.signals.answering(self.session.cancel):
 
@@ -136,7 +158,7 @@ class Repl:
         """Read them now, as a turn of their own: questions about them can be asked and undone without reading them again."""
         text = in_one(documents)
         began, before = time.perf_counter(), list(self.session.messages)
-        self.stream(self.session.stream, text, show=False, **self.settings.stream_options() | {"max_tokens": 1})
+        self.stream(self.session.stream, text, show=False, max_tokens=1)
         if self.session.last.finish_reason == "cancel":
             self.session.messages = before
             self.view.note("(stopped) Nothing was read into the conversation.")
