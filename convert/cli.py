@@ -155,7 +155,7 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
 def _sensitivity(conversion: Conversion, arguments: argparse.Namespace) -> int:
     """The table on stderr, the recipe on stdout, so that it can be sent to a file."""
-    from .sensitivity import kinds, measure, recipe, rules, table
+    from .sensitivity import Trials, best_recipe, kinds, measure, rules, table
     from .verify import Check, tokens
 
     plan, checkpoint = conversion.plan, conversion.tensors.checkpoint
@@ -164,13 +164,13 @@ def _sensitivity(conversion: Conversion, arguments: argparse.Namespace) -> int:
         raise RequestError("--sensitivity compares affine widths; leave --q-mode away")
     found = kinds(plan, asked.group_size)
     ids, text = tokens(checkpoint, Check(None if arguments.calibration is None else Path(arguments.calibration)))
-    measure(checkpoint, found, ids, asked.group_size, progress=Progress(unit="trials"))
+    trials = Trials(checkpoint, ids, asked.group_size)
+    measure(trials, found, progress=Progress(unit="trials"))
     target = plan.bits_per_weight if arguments.target_bits is None else arguments.target_bits
-    chosen = recipe(plan, found, target)
+    chosen, harm = best_recipe(plan, found, trials, target)
     print(f"on {ids.size} tokens of {text}, {table(found, chosen)}", file=sys.stderr)
-    print(
-        f"# {arguments.source or arguments.hf_path}: least harm at {target:.2f} bits per weight; use with -q --recipe-file"
-    )
+    source = arguments.source or arguments.hf_path
+    print(f"# {source}: KL divergence {harm:.3g} at {target:.2f} bits per weight; use with -q --recipe-file")
     print("\n".join(rules(found, chosen, asked.group_size)))
     return 0
 

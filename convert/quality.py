@@ -94,9 +94,9 @@ class _PairOfLayers:
         self.name, self.one, self.other, self.errors = name, one, other, errors
         self.mixer = one.mixer
 
-    def __call__(self, x, _, *rest):
+    def __call__(self, x, state, *rest):
         a, b = _halves(x)
-        y = self.one(a, self.one.mixer.make_state(), *rest)
+        y = self.one(a, state, *rest)
         alone = self.other(a, self.other.mixer.make_state(), *rest)
         z = self.other(b, self.other.mixer.make_state(), *rest)
         before, right, wrong = (_stream(x) for x in (a, y, alone))

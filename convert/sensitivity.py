@@ -45,17 +45,51 @@ class Kind:
 
 
 class Rounded(Numbers):
-    """A checkpoint's tensors, those of ``kind`` as they are after quantization."""
+    """A checkpoint's tensors, some as they are after quantization."""
 
-    kind: tuple[str, ...] = ()
-    quantization: Quantization | None = None
+    rounding: dict[str, Quantization]  # by name in MLX layout
 
     def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
         numbers = super().read(name, decoded_dtype).astype(mx.float32)
-        q = self.quantization
-        if q is None or name not in self.kind:
-            return numbers
-        return dequantize(list(mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)), q)
+        q = self.rounding.get(name)
+        return numbers if q is None else dequantize(list(mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)), q)
+
+
+class Trials:
+    """A model that says how much harm a rounding does on ``ids`` [B, T]. It must fit in memory, in float32."""
+
+    def __init__(self, checkpoint: Checkpoint, ids: mx.array, group_size: int = 64):
+        family = arch.family(checkpoint.config)
+        self.ids, self.group_size = ids, group_size
+        self._model = Model(family.spec(checkpoint.config))
+        self._tensors = Rounded(checkpoint, family, self._model.spec)
+        self._tensors.rounding = {}
+        places = dict(family.names(self._model.spec))
+        self._takes = {parameter: locate(parameter, places) for parameter, _ in tree_flatten(self._model.parameters())}
+        self._fill(self._takes)
+        self._reference = self._predictions()
+
+    def harm(self, bits: dict[str, int]) -> float:
+        """Mean KL divergence where these weights are rounded to so many bits and all others are not."""
+        before, now = self._tensors.rounding, {name: Quantization(n, self.group_size) for name, n in bits.items()}
+        changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        self._tensors.rounding = now
+        self._fill({parameter: take for parameter, take in self._takes.items() if changed & set(take.sources)})
+        p = self._reference
+        return (mx.exp(p) * (p - self._predictions())).sum(-1).mean().item()
+
+    def _fill(self, takes: dict[str, Take]) -> None:
+        tensors = self._tensors
+        made = [(name, transform.apply(take, [tensors.read(s) for s in take.sources])) for name, take in takes.items()]
+        self._model.update(tree_unflatten(made))
+        mx.eval([array for _, array in made])
+        tensors.checkpoint.release()
+
+    def _predictions(self) -> mx.array:
+        logits = self._model(self.ids).astype(mx.float32)
+        scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(scores)
+        return scores
 
 
 def kinds(plan: Plan, group_size: int) -> list[Kind]:
@@ -77,60 +111,51 @@ def kinds(plan: Plan, group_size: int) -> list[Kind]:
 
 
 def measure(
-    checkpoint: Checkpoint,
+    trials: Trials,
     found: list[Kind],
-    ids: mx.array,
-    group_size: int = 64,
     widths: tuple[int, ...] = WIDTHS,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> None:
-    """Fill in every kind's harm. The model must fit in memory, in float32."""
-    family = arch.family(checkpoint.config)
-    model = Model(family.spec(checkpoint.config))
-    tensors = Rounded(checkpoint, family, model.spec)
-    places = dict(family.names(model.spec))
-    takes = {parameter: locate(parameter, places) for parameter, _ in tree_flatten(model.parameters())}
-    _fill(model, tensors, takes)
-    reference = _predictions(model, ids)
+    """Fill in every kind's harm."""
     done, total = 0, len(found) * len(widths)
     for kind in found:
-        touched = {parameter: take for parameter, take in takes.items() if set(take.sources) & set(kind.weights)}
-        tensors.kind, lowest = kind.weights, float("inf")
+        lowest = float("inf")
         for bits in sorted(widths):
             progress(done, total, f"{kind.name} at {bits} bits")
-            tensors.quantization = Quantization(bits, group_size)
-            _fill(model, tensors, touched)
-            q = _predictions(model, ids)
-            lowest = kind.harm[bits] = min(lowest, (mx.exp(reference) * (reference - q)).sum(-1).mean().item())
+            lowest = kind.harm[bits] = min(lowest, trials.harm(dict.fromkeys(kind.weights, bits)))
             done += 1
-        tensors.quantization = None
-        _fill(model, tensors, touched)
     progress(total, total, "")
-    checkpoint.close()
 
 
-def _fill(model: Model, tensors: Rounded, takes: dict[str, Take]) -> None:
-    made = [(p, transform.apply(take, [tensors.read(s) for s in take.sources])) for p, take in takes.items()]
-    model.update(tree_unflatten(made))
-    mx.eval([array for _, array in made])
-    tensors.checkpoint.release()
+def best_recipe(plan: Plan, found: list[Kind], trials: Trials, bits_per_weight: float) -> tuple[dict[str, int], float]:
+    """The least harmful of the recipes that begin at each width, each tried as a whole; and its harm.
+
+    Harms add up only while they are small, so that a sum alone would trust widths that are too few. The recipe that begins
+    at the width of a uniform one of this size is that uniform one or better.
+    """
+    tried: list[tuple[float, dict[str, int]]] = []
+    for floor in sorted(found[0].harm):
+        try:
+            chosen = recipe(plan, found, bits_per_weight, floor)
+        except RequestError:
+            if not tried:
+                raise
+            break
+        if all(chosen != other for _, other in tried):
+            bits = {weight: chosen[kind.name] for kind in found for weight in kind.weights}
+            tried.append((trials.harm(bits), chosen))
+    harm, chosen = min(tried, key=lambda one: one[0])
+    return chosen, harm
 
 
-def _predictions(model: Model, ids: mx.array) -> mx.array:
-    logits = model(ids).astype(mx.float32)
-    scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    mx.eval(scores)
-    return scores
-
-
-def recipe(plan: Plan, found: list[Kind], bits_per_weight: float) -> dict[str, int]:
-    """Bits for each kind, so that the whole model has at most ``bits_per_weight`` and the summed harm is least.
+def recipe(plan: Plan, found: list[Kind], bits_per_weight: float, floor: int = 0) -> dict[str, int]:
+    """Bits for each kind, at least ``floor``, so that the whole model has at most ``bits_per_weight`` and the summed harm is least.
 
     From the fewest bits upwards, the raise that saves most harm a byte comes next (raises of several steps included).
     """
     free = {weight for kind in found for weight in kind.weights}
     budget = bits_per_weight * plan.parameters - 8 * sum(e.nbytes for e in plan.entries if e.name not in free)
-    chosen = {kind.name: min(kind.harm) for kind in found}
+    chosen = {kind.name: min(bits for bits in kind.harm if bits >= floor) for kind in found}
     budget -= sum(kind.parameters * (chosen[kind.name] + kind.overhead) for kind in found)
     if budget < 0:
         raise RequestError(f"{bits_per_weight:g} bits per weight cannot be reached: the fewest bits take more")

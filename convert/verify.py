@@ -12,6 +12,7 @@ from mlx_linattn import arch
 from mlx_linattn.budget import working_set
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError, TokenizerError
+from mlx_linattn.loading import load_tokenizer
 from mlx_linattn.weights import Tensors
 
 from .audit import Loss, audit
@@ -93,8 +94,6 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
 
 def tokens(source: Checkpoint, check: Check) -> tuple[mx.array, str]:
     """What to read: real text where the source has a tokenizer."""
-    from mlx_linattn.interop.tokenizer import load_tokenizer
-
     try:
         tokenizer = load_tokenizer(source.folder, copy.deepcopy(source.config))
     except TokenizerError:

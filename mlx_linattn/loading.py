@@ -88,6 +88,13 @@ def convert_tokenizer(source: Path, target: Path) -> None:
         tiktoken.write(source, target)
 
 
+def load_tokenizer(folder: Path, config: dict, extra: dict[str, Any] | None = None):
+    """The tokenizer of a model folder; raises TokenizerError where it has none or a damaged one."""
+    from .interop.tokenizer import load_tokenizer as load_it
+
+    return load_it(folder, config, extra)
+
+
 def load_model(
     path_or_id: str | Path,
     lazy: bool = False,
@@ -146,8 +153,6 @@ def load(
 
     Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
     """
-    from .interop.tokenizer import load_tokenizer
-
     folder = resolve(path_or_hf_repo, revision)
     model, config = load_model(folder, lazy, dtype=dtype, memory_limit=memory_limit)
     tokenizer = load_tokenizer(folder, config, tokenizer_config)

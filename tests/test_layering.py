@@ -28,14 +28,14 @@ MAY_IMPORT = {
         PUBLIC,
         "errors",
         "arch",
+        "budget",
+        "interop",
         "layout",
-        "transform",
         "checkpoint",
         "loading",
         "model",
+        "transform",
         "weights",
-        "budget",
-        "interop",
     },
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX

@@ -18,7 +18,7 @@ from mlx_linattn import load
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert, prepare
 from mlx_linattn.convert.quality import compare, rows_of
-from mlx_linattn.convert.sensitivity import kinds, measure, recipe, rules
+from mlx_linattn.convert.sensitivity import Trials, best_recipe, kinds, measure, rules
 from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.loading import resolve
 
@@ -60,14 +60,8 @@ def main() -> int:
     calibration, judged = texts(tokens)
     plan = prepare("demo", quantize=True).plan
     found = kinds(plan, 64)
-    measure(
-        Checkpoint(source),
-        found,
-        calibration,
-        64,
-        WIDTHS,
-        lambda done, all_, name: print(done, "of", all_, name, file=sys.stderr),
-    )
+    trials = Trials(Checkpoint(source), calibration)
+    measure(trials, found, WIDTHS, lambda done, total, name: print(done, "of", total, name, file=sys.stderr))
     worse = 0
 
     def judge(name: str, bits: float, folder: Path) -> float:
@@ -90,7 +84,7 @@ def main() -> int:
             else:
                 bits = convert("demo", at / name, quantize=True, verify=False, **options).plan.bits_per_weight
             theirs = judge(f"mlx_lm {name}" if options is None else name, bits, at / name)
-            chosen = rules(found, recipe(plan, found, bits))
+            chosen = rules(found, best_recipe(plan, found, trials, bits)[0])
             made = convert("demo", at / f"{name}-ours", quantize=True, rules=chosen, verify=False).plan
             worse += judge("  measured, of that size", made.bits_per_weight, at / f"{name}-ours") > theirs
     return int(worse > 0)

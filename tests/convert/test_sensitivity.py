@@ -9,7 +9,7 @@ import pytest
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert, prepare
 from mlx_linattn.convert.quality import compare
-from mlx_linattn.convert.sensitivity import Kind, kinds, measure, recipe, rules
+from mlx_linattn.convert.sensitivity import Kind, Trials, best_recipe, kinds, measure, recipe, rules
 from mlx_linattn.errors import RequestError
 
 
@@ -20,7 +20,7 @@ def test_harm_is_the_divergence_with_one_kind_rounded(fixture_folder, tmp_path):
     found = kinds(plan, 32)
     assert not any(kind.name.endswith(("in_proj_ba.weight", "mlp.gate.weight")) for kind in found)
     some = [kind for kind in found if kind.name.endswith(("in_proj_qkvz.weight", "q_proj.weight"))]
-    measure(Checkpoint(source), some, ids, 32, widths=(3, 8))
+    measure(Trials(Checkpoint(source), ids, 32), some, widths=(3, 8))
     for kind in some:
         assert kind.harm[3] > 10 * kind.harm[8] > 0
         out = tmp_path / kind.name
@@ -41,6 +41,19 @@ def test_the_recipe_keeps_to_the_size_and_spends_it_well(fixture_folder, tmp_pat
         assert chosen[found[0].name] > chosen[found[-1].name]
     with pytest.raises(RequestError, match="cannot be reached"):
         recipe(plan, found, 3.0)
+
+
+def test_the_best_recipe_is_tried_as_a_whole_and_beats_the_uniform_one(fixture_folder, tmp_path):
+    source = fixture_folder("qwen3_5")
+    uniform = prepare(source, tmp_path, True, 32, recipe="uniform").plan
+    ids = mx.random.randint(0, 88, (2, 30), key=mx.random.key(1))
+    found, trials = kinds(uniform, 32), Trials(Checkpoint(source), ids, 32)
+    measure(trials, found, widths=(2, 3, 4, 6))
+    chosen, harm = best_recipe(uniform, found, trials, uniform.bits_per_weight)
+    assert harm <= trials.harm({weight: 4 for kind in found for weight in kind.weights})
+    made = prepare(source, tmp_path, True, 32, rules=rules(found, chosen, 32)).plan
+    assert made.bits_per_weight <= uniform.bits_per_weight
+    assert trials.harm({}) < 1e-9  # nothing of earlier trials is left
 
 
 def test_a_kind_that_does_not_mind_gets_the_fewest_bits(fixture_folder, tmp_path):
