@@ -17,6 +17,7 @@ from mlx_linattn.generate_cli import (
     memory_limit,
 )
 
+from .conversation import Conversation
 from .documents import read_text
 from .file_commands import list_sessions
 from .lines import History, make_reader
@@ -105,20 +106,23 @@ def main(argv: list[str]) -> int:
     template = {} if args.think is None else {"enable_thinking": args.think}
     session = la.Session(model, tokenizer, args.system_prompt, **options, **template)
     with Signals() as signals:
-        repl = Repl(session, model_id, view, settings, signals, store, load, **options)
+        conversation = Conversation(session, model_id, store, load, view.error, **options)
+        repl = Repl(conversation, view, settings, signals)
         if record:
-            repl.resume(name)
+            repl.resumed(repl.conversation.resume(name))
             repl.session.template.update(template)
             repl.session.system = args.system_prompt or repl.session.system
         elif name:
-            repl.record = Record(name, named=True)
+            conversation.record = Record(name, named=True)
         elif script:
-            repl.store = None  # one answer for a script is no conversation to keep
+            conversation.store = None  # one answer for a script is no conversation to keep
         if documents:
             repl.read_documents(documents)
         if script:
             return _once(repl, question, args.json)
-        view.note(f"Talking to {repl.model_name}. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.")
+        view.note(
+            f"Talking to {repl.conversation.model_name}. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves."
+        )
         return repl.run(make_reader(repl.complete, History(data_folder() / "history"), signals))
 
 
@@ -190,25 +194,25 @@ def _once(repl: Repl, question: str, as_json: bool) -> int:
     if not as_json:
         finished = repl.answer(session.stream, question)
     else:
-        repl.stream(session.stream, question, show=False, **repl.settings.stream_options())
+        repl.stream(session.stream, question, show=False)
         last, state, answer = session.last, session.state, session.messages[-1] if session.messages else {}
         finished = last.finish_reason != "cancel"
         found = {
             "answer": answer.get("content", ""),
             "reasoning": answer.get("reasoning_content"),
-            "model": repl.model_id,
+            "model": repl.conversation.model_id,
             "finish_reason": last.finish_reason,
             "prompt_tokens": last.prompt_tokens,
             "reused_tokens": last.reused_tokens,
             "prefilled_tokens": last.prefilled_tokens,
             "generation_tokens": last.generation_tokens,
-            "prompt_seconds": round(repl.totals.read_seconds, 4),
+            "prompt_seconds": round(repl.conversation.totals.read_seconds, 4),
             "generation_tps": round(last.generation_tps, 2),
             "peak_memory_bytes": round(last.peak_memory * 1e9),
             "state_bytes": state.recurrent_nbytes,
             "kv_bytes": state.kv_nbytes,
-            "session": repl.record.name if repl.store else None,
+            "session": repl.conversation.record.name if repl.conversation.store else None,
         }
         print(json.dumps(found, ensure_ascii=False), flush=True)
-    repl.keep()
+    repl.conversation.keep()
     return 128 + repl.signals.leaving if repl.signals.leaving else 0 if finished else 130

@@ -18,14 +18,13 @@ from mlx_linattn.errors import LinAttnError, RequestError
 
 from .documents import read_text
 from .footer import memory_chart, statistics
-from .registry import COMMAND, PATH, REGISTRY, SESSION, command, find
+from .registry import COMMAND, REGISTRY, command, find
 from .sessions import private
 from .settings import NAMES, NUMBERS, SWITCHES, switch
 
 if TYPE_CHECKING:
     from .repl import Repl
 
-__all__ = ["PATH", "SESSION"]
 HINT = (
     'Alt-Enter, or \\ at the end of a line, begins a new line; """ opens and closes a block; // sends a literal slash.'
 )
@@ -61,7 +60,7 @@ def exit_(repl: Repl, rest: str) -> None:
 
 @command("/clear", "", "begin a new conversation; the system prompt stays, the old one is kept", ("/new", "/reset"))
 def clear(repl: Repl, rest: str) -> None:
-    repl.begin_anew()
+    repl.conversation.begin_anew()
     repl.view.note("The conversation is forgotten: a new one begins.")
 
 
@@ -71,7 +70,7 @@ def system(repl: Repl, rest: str) -> None:
         rest = read_text(rest[1:].strip()).strip()
     if rest:
         repl.session.system = None if rest == "-" else rest
-        repl.autosave()
+        repl.conversation.autosave()
     repl.view.say(f"System prompt: {repl.session.system or '(none)'}")
 
 
@@ -80,12 +79,10 @@ def set_(repl: Repl, rest: str) -> None:
     name, _, value = rest.partition(" ")
     name, value = name.lower().replace("-", "_"), value.strip()
     if not name:
-        shown = {key: getattr(repl.settings, key) for key in (*NUMBERS, "markdown", "stats")}
-        shown["think"] = repl.session.template.get("enable_thinking", "as the model's template has it")
+        values = {key: getattr(repl.settings, key) for key in NAMES if key != "think"}
+        values["think"] = repl.session.template.get("enable_thinking", "as the model's template has it")
         meaning = {key: row[3] for key, row in NUMBERS.items()} | SWITCHES
-        words = {True: "on", False: "off", None: "none"}
-        rows = [(f"{key} {words.get(value, value) if not isinstance(value, (int, float)) or isinstance(value, bool) else value}", meaning[key]) for key, value in shown.items()]  # fmt: skip
-        repl.view.say(table(rows))
+        repl.view.say(table((f"{key} {shown(value)}", meaning[key]) for key, value in values.items()))
         return
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)
@@ -109,14 +106,14 @@ def undo(repl: Repl, rest: str) -> None:
     except ValueError as error:
         raise RequestError(f"/undo wants a number of turns, got {rest!r}") from error
     gone = repl.session.undo(n)
-    repl.autosave()
+    repl.conversation.autosave()
     repl.view.note(f"Taken back: {shortened(gone[0].get('content'))}  (/redo puts it back)")
 
 
 @command("/redo", "", "put back what /undo took")
 def redo(repl: Repl, rest: str) -> None:
     back = repl.session.redo()
-    repl.autosave()
+    repl.conversation.autosave()
     repl.view.note(f"Back again: {shortened(back[0].get('content'))}")
 
 
@@ -174,18 +171,23 @@ def think(repl: Repl, rest: str) -> None:
         return
     if word in ("on", "off"):
         if not repl.session.tokenizer.has_thinking:
-            raise RequestError(f"{repl.model_name} does not think: its vocabulary has no marks for thoughts")
+            raise RequestError(
+                f"{repl.conversation.model_name} does not think: its vocabulary has no marks for thoughts"
+            )
+        template = getattr(repl.session.tokenizer, "chat_template", None)
+        if isinstance(template, str) and "enable_thinking" not in template:
+            raise RequestError(f"the chat template of {repl.conversation.model_name} has no switch for thinking")
         repl.session.template["enable_thinking"] = word == "on"
-        repl.autosave()
+        repl.conversation.autosave()
     elif word:
         raise RequestError(f"/think wants on, off, show or fold, got {rest!r}")
-    now = {True: "on", False: "off"}.get(repl.session.template.get("enable_thinking"), "as the model's template has it")
+    now = shown(repl.session.template.get("enable_thinking", "as the model's template has it"))
     repl.view.note(f"Thinking: {now}; thoughts are {'folded' if repl.view.fold else 'shown'}.")
 
 
 @command("/stats", "", "counts, speeds and memory so far")
 def stats(repl: Repl, rest: str) -> None:
-    repl.view.say(table(statistics(repl.model_name, repl.session, repl.totals)))
+    repl.view.say(table(statistics(repl.conversation.model_name, repl.session, repl.conversation.totals)))
 
 
 @command("/memory", "", "state and cache against the context's length, as a chart")
@@ -196,16 +198,22 @@ def memory(repl: Repl, rest: str) -> None:
 @command("/model", "[MODEL]", "show the model, or go on with another one")
 def model(repl: Repl, rest: str) -> None:
     if not rest:
-        repl.view.say(f"Model: {repl.model_id} (another: /model FOLDER or /model ORG/NAME)")
+        repl.view.say(f"Model: {repl.conversation.model_id} (another: /model FOLDER or /model ORG/NAME)")
         return
     began = time.perf_counter()
     try:
-        repl.change_model(rest)
+        repl.conversation.change_model(rest)
     except LinAttnError as error:
-        raise RequestError(f"{error}; going on with {repl.model_id}") from error
+        raise RequestError(f"{error}; going on with {repl.conversation.model_id}") from error
     repl.view.note(
-        f"{repl.model_name} loaded in {time.perf_counter() - began:.1f} s; it reads the conversation at your next turn."
+        f"{repl.conversation.model_name} loaded in {time.perf_counter() - began:.1f} s; it reads the conversation at your next turn."
     )
+
+
+def shown(value) -> str:
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def shortened(text, most: int = 60) -> str:

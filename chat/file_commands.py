@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import mlx_linattn as la
 from mlx_linattn.errors import RequestError, SessionFileError
 
 from .commands import shortened, table
 from .documents import matching, read_text
 from .registry import PATH, SESSION, command
-from .sessions import Record, Store, private
+from .sessions import Store, private
 
 if TYPE_CHECKING:
     from .repl import Repl
@@ -41,30 +40,21 @@ def save(repl: Repl, rest: str) -> None:
             repl.session.save(rest)
         repl.view.note(f"Saved to {rest}; /load {rest} brings it back.")
         return
-    repl.keep_as(rest or repl.record.name)
+    repl.conversation.keep_as(rest or repl.conversation.record.name)
     repl.view.note(
-        f"Saved as {repl.record.name}; mlx-linattn chat --session {shlex.quote(repl.record.name)} goes on with it."
+        f"Saved as {repl.conversation.record.name}; mlx-linattn chat --session {shlex.quote(repl.conversation.record.name)} goes on with it."
     )
 
 
 @command("/load", "[NAME|FILE]", "go on with a kept conversation; alone: list them", ("/sessions",), SESSION)
 def load(repl: Repl, rest: str) -> None:
     if not rest:
-        repl.view.say(list_sessions(repl.store, repl.record.name))
+        repl.view.say(list_sessions(repl.conversation.store, repl.conversation.record.name))
         return
     if is_path(rest) and Path(rest).expanduser().exists():
-        repl.keep()
-        began = time.perf_counter()
-        limits = {key: value for key, value in repl.session_options.items() if key == "memory_limit"}
-        notice = ""
-        try:
-            session = la.Session.load(rest, repl.session.model, repl.session.tokenizer, **limits)
-        except SessionFileError as error:
-            session = la.Session.load(rest, repl.session.model, repl.session.tokenizer, state=False, **limits)
-            notice = f"{error}".partition(";")[0] + "; the messages are whole and will be read again"
-        repl.adopt(session, Record(repl.fresh_name()), time.perf_counter() - began, notice)
+        repl.resumed(repl.conversation.resume_file(rest))
         return
-    repl.resume(rest)
+    repl.resumed(repl.conversation.resume(rest))
 
 
 def list_sessions(store: Store | None, current: str = ""):
@@ -84,9 +74,9 @@ def list_sessions(store: Store | None, current: str = ""):
 
 @command("/fork", "[NAME]", "go on in a copy; this conversation stays as it is")
 def fork(repl: Repl, rest: str) -> None:
-    old = repl.record.name
-    repl.fork(rest)
-    repl.view.note(f"Now in {repl.record.name}; /load {old} goes back.")
+    old = repl.conversation.record.name
+    repl.conversation.fork(rest)
+    repl.view.note(f"Now in {repl.conversation.record.name}; /load {old} goes back.")
 
 
 @command("/read", "FILE…", "read text files into the conversation; patterns like notes/*.md work", ("/file",), PATH)
@@ -126,15 +116,17 @@ def copy(repl: Repl, rest: str) -> None:
 def export(repl: Repl, rest: str) -> None:
     if not repl.session.messages:
         raise RequestError("there is nothing to export yet")
-    file = Path(rest or f"{repl.record.name}.md").expanduser()
+    file = Path(rest or f"{repl.conversation.record.name}.md").expanduser()
     if file.exists():
         raise RequestError(f"{file} exists already: choose another name")
     system = [{"role": "system", "content": repl.session.system}] if repl.session.system else []
     messages = [*system, *repl.session.messages]
     if file.suffix == ".json":
-        text = json.dumps({"model": repl.model_id, "messages": messages}, ensure_ascii=False, indent=1) + "\n"
+        text = (
+            json.dumps({"model": repl.conversation.model_id, "messages": messages}, ensure_ascii=False, indent=1) + "\n"
+        )
     else:
-        heads = {"user": "You", "assistant": repl.model_name, "system": "System"}
+        heads = {"user": "You", "assistant": repl.conversation.model_name, "system": "System"}
         text = "\n".join(
             f"## {heads.get(one['role'], one['role'])}\n\n{one.get('content') or ''}\n" for one in messages
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,37 +10,43 @@ from pathlib import Path
 from typing import Any
 
 import mlx_linattn as la
-from mlx_linattn.errors import LinAttnError, RequestError, SessionFileError
+from mlx_linattn.errors import LinAttnError, MemoryLimitError, RequestError
 
 from . import file_commands  # noqa: F401 - it and what it imports register the commands
 from .commands import shortened
+from .conversation import Conversation
 from .documents import in_one
-from .footer import Totals, footer
+from .footer import footer
 from .registry import completions, find, nearest
-from .sessions import Record, Store
 from .settings import Settings
 from .signals import Leave, Signals, abandon_terminal
 from .view import View
 
 READ = "I have read it. What would you like to know?"  # the answer that stands after a document
+SHORTEST_STEP, LONGEST_STEP = 64, 2048
+
+
+def step_of_a_second(tokens: int, seconds: float) -> int | None:
+    """How many prompt tokens to read at a time, at the measured speed: few enough that Ctrl-C is heard within a second
+    or so and that progress is seen. None: as many as memory allows."""
+    if tokens < 256:  # too few to tell the speed
+        return 256
+    step = SHORTEST_STEP
+    while step < LONGEST_STEP and step * 2 * seconds <= tokens:
+        step *= 2
+    return None if step == LONGEST_STEP else step
 
 
 class Repl:
-    """A person's chat. ``load`` gives (model, tokenizer) of an id; ``store`` is None where nothing is to be kept."""
+    """A person's chat: a conversation, what shows it, how it answers, and what interrupts it."""
 
-    def __init__(
-        self, session: la.Session, model_id: str, view: View, settings: Settings, signals: Signals,
-        store: Store | None = None, load: Callable[[str], tuple] = la.load, **session_options: Any,
-    ):  # fmt: skip
-        self.session, self.model_id, self.view, self.settings, self.signals = session, model_id, view, settings, signals
-        self.store, self.load, self.session_options = store, load, session_options
-        self.record = Record(self.fresh_name())
-        self.totals = Totals()
+    def __init__(self, conversation: Conversation, view: View, settings: Settings, signals: Signals):
+        self.conversation, self.view, self.settings, self.signals = conversation, view, settings, signals
         self.done = False
 
     @property
-    def model_name(self) -> str:
-        return Path(self.model_id).name or self.model_id
+    def session(self) -> la.Session:
+        return self.conversation.session
 
     # The loop
 
@@ -64,7 +69,7 @@ class Repl:
                 raise
             abandon_terminal()
         finally:
-            self.keep()
+            self.conversation.keep()
         return 128 + self.signals.leaving if self.signals.leaving else 0
 
     def turn(self, text: str) -> None:
@@ -82,24 +87,36 @@ class Repl:
         known.handler(self, rest.strip())
 
     def complete(self, line: str) -> list[str]:
-        return completions(line, self.session_names)
+        return completions(line, self.conversation.names)
 
     # Answers
 
     def answer(self, start: Callable[..., Iterator[Any]], *arguments) -> bool:
         """Stream what ``start`` gives; False where it was stopped. What was said until then stays in the conversation."""
         self.view.markdown = self.settings.markdown
-        self.stream(start, *arguments, **self.settings.stream_options())
+        self.stream(start, *arguments)
         stopped = self.session.last is not None and self.session.last.finish_reason == "cancel"
         if stopped:
             self.view.note("(stopped) /continue goes on, /retry begins anew")
         if self.settings.stats:
-            self.view.note(footer(self.model_name, self.session, self.totals, self.view.err.width))
-        self.autosave()
+            self.view.note(
+                footer(self.conversation.model_name, self.session, self.conversation.totals, self.view.err.width)
+            )
+        self.conversation.autosave()
         return not stopped
 
-    def stream(self, start, *arguments, show: bool = True, **options) -> None:
+    def stream(self, start: Callable[..., Iterator[Any]], *arguments, show: bool = True, **options) -> None:
         """Run one turn; its pieces are shown, or only its progress."""
+        options = {**self.settings.stream_options(), **options}
+        step = self.settings.prefill_step_size or step_of_a_second(*self.conversation.measured)
+        try:
+            self._run(start, arguments, show, {**options, "prefill_step_size": step})
+        except MemoryLimitError:
+            if self.settings.prefill_step_size or step in (None, SHORTEST_STEP):
+                raise
+            self._run(start, arguments, show, {**options, "prefill_step_size": SHORTEST_STEP})
+
+    def _run(self, start, arguments, show: bool, options: dict[str, Any]) -> None:
         began, first = time.perf_counter(), None
         with self.signals.answering(self.session.cancel):
 
@@ -119,7 +136,7 @@ class Repl:
             finally:
                 self.view.end() if show else self.view.stop_reading()
         if self.session.last is not None:
-            self.totals.count(self.session.last, (first or time.perf_counter()) - began)
+            self.conversation.totals.count(self.session.last, (first or time.perf_counter()) - began)
 
     def last_answer(self) -> str:
         text = next(
@@ -129,133 +146,28 @@ class Repl:
             raise RequestError("there is no answer yet")
         return text
 
+    def resumed(self, told: str) -> None:
+        """Another conversation was opened: say how that went, and where it stands."""
+        self.view.note(told)
+        if self.session.messages:
+            self.view.note(f"Last: {shortened(self.session.messages[-1].get('content'), 200)}")
+
     # Documents
 
     def read_documents(self, documents: dict[str, str]) -> None:
         """Read them now, as a turn of their own: questions about them can be asked and undone without reading them again."""
         text = in_one(documents)
         began, before = time.perf_counter(), list(self.session.messages)
-        self.stream(self.session.stream, text, show=False, **self.settings.stream_options() | {"max_tokens": 1})
+        self.stream(self.session.stream, text, show=False, max_tokens=1)
         if self.session.last.finish_reason == "cancel":
             self.session.messages = before
             self.view.note("(stopped) Nothing was read into the conversation.")
             return
         # The one token was only there to have everything before it read.
         self.session.messages = [*self.session.messages[:-1], {"role": "assistant", "content": READ}]
-        self.autosave()
+        self.conversation.autosave()
         seconds, last = time.perf_counter() - began, self.session.last
         names = ", ".join(Path(name).name for name in documents)
         self.view.note(
             f"Read {names}: {last.prefilled_tokens:,} tokens in {seconds:.1f} s. Ask about it; /undo takes it out."
         )
-
-    # Keeping
-
-    def fresh_name(self) -> str:
-        return self.store.fresh_name() if self.store else "chat"
-
-    def session_names(self) -> list[str]:
-        return self.store.names() if self.store else []
-
-    def _fill(self) -> Record:
-        record, session, totals = self.record, self.session, self.totals
-        record.model, record.messages, record.system = self.model_id, session.messages, session.system
-        record.template = dict(session.template)
-        if totals.longest_read > record.read_tokens:
-            record.read_tokens, record.read_seconds = totals.longest_read, totals.longest_seconds
-        return record
-
-    def autosave(self) -> None:
-        """The messages. A disk that is full must not end a chat."""
-        if self.store and self.session.messages:
-            try:
-                self.store.write(self._fill())
-            except SessionFileError as error:
-                self.view.error(f"not kept: {error}")
-
-    def keep(self) -> None:
-        """Messages and state, before another conversation begins or the chat ends."""
-        if self.store and self.session.messages:
-            try:
-                self.store.write(self._fill())
-                self.store.write_state(self.record.name, self.session)
-                self.store.remove_old_states()
-            except LinAttnError as error:
-                self.view.error(f"not kept: {error}")
-
-    def keep_as(self, name: str) -> None:
-        if self.store is None:
-            raise RequestError("this chat keeps nothing (--no-save): /save FILE.session writes a file")
-        if name != self.record.name:
-            if name in self.store.names():
-                raise SessionFileError(f"there is a session {name!r} already: choose another name, or /load it")
-            self.store.path(name)
-            if not self.record.named:
-                self.store.remove(self.record.name)
-            self.record.name = name
-        self.record.named = True
-        self.store.write(self._fill())
-        self.store.write_state(name, self.session)
-
-    def begin_anew(self) -> None:
-        self.keep()
-        self.session.clear()
-        self.record = Record(self.fresh_name())
-
-    def fork(self, name: str = "") -> None:
-        self.keep()
-        names = self.session_names()
-        base = name or f"{self.record.name}-fork"
-        if name in names:
-            raise SessionFileError(f"there is a session {name!r} already: choose another name, or /load it")
-        n = 2
-        name = base
-        while name in names:
-            name, n = f"{base}-{n}", n + 1
-        if self.store is None:
-            raise RequestError(
-                "this chat keeps nothing (--no-save), so the other branch would be lost: /save FILE.session"
-            )
-        self.store.path(name)
-        self.session = self.session.fork()
-        self.record = Record(name, named=True)
-        self.autosave()
-
-    def resume(self, name: str) -> None:
-        """Go on with a kept conversation. Raises SessionFileError where there is none."""
-        if self.store is None:
-            raise RequestError("this chat keeps nothing (--no-save), and has no sessions to load")
-        if name != self.record.name:
-            self.keep()
-        began = time.perf_counter()
-        model, tokenizer = self.session.model, self.session.tokenizer
-        record, session, notice = self.store.load(name, model, tokenizer, **self.session_options)
-        self.adopt(session, record, time.perf_counter() - began, notice)
-
-    def adopt(self, session: la.Session, record: Record, seconds: float, notice: str = "") -> None:
-        self.session, self.record = session, record
-        n = session.state.offset
-        text = f"{record.name}: {len(session.messages)} messages, {n:,} tokens of state in {seconds:.2f} s"
-        if n and record.read_seconds > 0:
-            again = n * record.read_seconds / record.read_tokens
-            text += f" (reading them again would take about {again:.1f} s)"
-        self.view.note(notice or text)
-        if session.messages:
-            self.view.note("Last: " + shortened(session.messages[-1].get("content"), 200))
-
-    def change_model(self, model_id: str) -> None:
-        """Go on with another model. Where it cannot be loaded, the old one is back."""
-        self.load(model_id, lazy=True)  # a wrong name is told before anything is given up
-        self.keep()
-        old = self.session
-        system, messages, template = old.system, old.messages, dict(old.template)
-        self.session = old = None  # two models may not fit beside each other
-        gc.collect()
-        try:
-            model, tokenizer = self.load(model_id)
-            self.model_id = model_id
-        except LinAttnError:
-            model, tokenizer = self.load(self.model_id)
-            raise
-        finally:
-            self.session = la.Session(model, tokenizer, system, messages, **self.session_options, **template)

@@ -58,7 +58,7 @@ class Settings:
         sampler = None  # the likeliest token; samplers are mlx_lm's, whose import costs a second
         if self.temp > 0:
             sampler = la.make_sampler(temp=self.temp, top_p=self.top_p, min_p=self.min_p, top_k=self.top_k)
-        return {"max_tokens": self.max_tokens, "sampler": sampler, "prefill_step_size": self.prefill_step_size}
+        return {"max_tokens": self.max_tokens, "sampler": sampler}
 
 
 def switch(name: str, text: str) -> bool:

@@ -84,7 +84,8 @@ def abandon_terminal() -> None:
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """What is typed ahead waits for the next prompt and is not shown in the middle of the answer."""
+    """What is typed ahead is neither shown in the middle of the answer nor sent after it: a text that is pasted at the wrong
+    moment would become a message with every line."""
     try:
         import termios
 
@@ -100,4 +101,4 @@ def _no_echo() -> Iterator[None]:
         yield
     finally:
         with suppress(termios.error, OSError):
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)

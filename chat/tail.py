@@ -6,8 +6,11 @@ import re
 import sys
 
 from rich.console import Console, RenderableType
+from rich.control import Control
+from rich.segment import ControlType
 from rich.text import Text
 
+CLEAR_LINE = Control((ControlType.ERASE_IN_LINE, 0))
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -56,14 +59,16 @@ class Tail:
             return
         if same and (same == len(old) or (same == len(lines) and not final)):
             same -= 1  # between two pictures the cursor is at the end of the last line, not below it
-        out = ""
-        if old:
-            # A terminal that became narrower has wrapped what was painted.
-            above = sum(max(1, -(-line.cell_len // width)) for line in old[same:]) - 1
-            out = "\r" + (f"\x1b[{above}A" if above else "") + "\x1b[J"
+        # A terminal that became narrower has wrapped what was painted.
+        rows = sum(max(1, -(-line.cell_len // width)) for line in old[same:])
+        # Clearing line by line flickers less, and terminals do not take it for a cleared screen to keep in their scrollback.
+        by_line = rows <= len(lines) - same
         with self.console.capture() as capture:
-            for i, line in enumerate(lines[same:]):
-                self.console.print(line, soft_wrap=True, end="\n" if final or same + i < len(lines) - 1 else "")
+            for i, line in enumerate(lines[same:], start=same):
+                if by_line:
+                    self.console.control(CLEAR_LINE)
+                self.console.print(line, soft_wrap=True, end="\n" if final or i < len(lines) - 1 else "")
+        out = "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "") + ("" if by_line else "\x1b[J") if old else ""
         self.console.file.write(out + capture.get())
         self.console.file.flush()
         self._painted = [] if final else lines

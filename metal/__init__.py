@@ -99,6 +99,7 @@ def _files() -> frozenset[str]:
 @cache
 def _text(file: str) -> str:
     text = (resources.files(__name__) / file).read_text()
+    text = re.sub(r'#include "(.*?)"', lambda m: _text(m[1]), text)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r"//[^\n]*", "", text)
     return re.sub(r"[ \t]*\n\s*", "\n", text)  # nor empty lines and indentation

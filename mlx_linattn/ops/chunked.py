@@ -135,34 +135,23 @@ def recurrence(q, k, v, decay, beta, state, delta, chunk):
     P = mx.cumprod(decay, axis=-2)
     Z = mx.cumprod(decay, axis=-2, reverse=True, inclusive=False)
     total = P[..., -1:, :].swapaxes(-1, -2)  # [B, Hv, N, 1 or Dk, 1]
+    rows = mx.concatenate([P * k, P * q], axis=-2) if delta else P * q
+    keys = (Z * k).swapaxes(-1, -2)
     if delta:
-        # [W; M W] = G (V - (P * K) S) with G = [T; M T], T = (I + A)^-1 diag(beta).
-        T_beta = unit_lower_inverse(mx.tril(beta * KK, -1)) * beta.swapaxes(-1, -2)
-        G = mx.concatenate([T_beta, M @ T_beta], axis=-2)
-        known = G @ v
-        rows = mx.concatenate([k if scalar else P * k, P * q], axis=-2)
+        solve = unit_lower_inverse(mx.tril(beta * KK, -1)) * beta.swapaxes(-1, -2)
     else:
-        known = mx.concatenate([beta * v, M @ (beta * v)], axis=-2)
-        rows = P * q
-    if scalar:  # P and Z are numbers a row: on the small matrix instead of on the keys
-        keys = k
-        known = mx.concatenate([Z * known[..., :C, :], known[..., C:, :]], axis=-2)
-        if delta:
-            G = mx.concatenate([Z * G[..., :C, :], G[..., C:, :]], axis=-2) * P.swapaxes(-1, -2)
-    else:
-        keys = Z * k
-    keys = keys.swapaxes(-1, -2)
+        update = beta * v
 
     S, outputs = state.swapaxes(-1, -2), []
     for n in range(N):
         seen = rows[:, :, n] @ S  # what the old state answers to this chunk's keys and queries
         if delta:
-            both = mx.addmm(known[:, :, n], G[:, :, n], seen[..., :C, :], alpha=-1.0)
+            W = solve[:, :, n] @ (v[:, :, n] - seen[..., :C, :])
             seen = seen[..., C:, :]
         else:
-            both = known[:, :, n]
-        outputs.append(seen + both[..., C:, :])
-        S = mx.addmm(total[:, :, n] * S, keys[:, :, n], both[..., :C, :])
+            W = update[:, :, n]
+        outputs.append(mx.addmm(seen, M[:, :, n], W))
+        S = mx.addmm(total[:, :, n] * S, keys[:, :, n], W)
     o = mx.stack(outputs, axis=1)  # [B, N, Hv, C, Dv]
     o = o.swapaxes(2, 3).reshape(B, N * C, Hv, Dv)
     return o[:, :T], mx.contiguous(S.swapaxes(-1, -2))

@@ -97,7 +97,7 @@ TABLE = [
     Row("recurrence",     ANY,    VECTOR, (9, NO_END),   ALL,  "chunked",     {"chunk": 8}),
     Row("recurrence",     ANY,    SCALAR, (9, NO_END),   ALL,  "chunked",     {"chunk": 16}),
     Row("delta_mixer",    KERNEL, GATES,  (1, 8),        (1, 255), "fused_step", {"threads": 512}, step_fits),
-    Row("delta_mixer",    KERNEL, GATES,  (1, 8),        (256, NO_END), "fused_step", {"threads": 256}, step_fits),
+    Row("delta_mixer",    KERNEL, GATES,  (1, 8),        (256, NO_END), "fused_step", {"threads": 128}, step_fits),
     Row("delta_mixer",    ANY,    GATES,  ALL,           ALL,  "composed"),
     Row("short_conv",     KERNEL, GATES,  ALL,           ALL,  "channels",    {},            conv_fits),
     Row("short_conv",     ANY,    GATES,  ALL,           ALL,  "taps"),

@@ -70,7 +70,7 @@ def simdgroup(q, k, v, decay, beta, state, delta, lengths, chunk=None):
 
 
 def tensor_core(q, k, v, decay, beta, state, delta, lengths, chunk=32, warps=None):
-    """metal/tensor_core.cu: one kernel for all chunks of a segment at once, then one that walks them. CUDA only."""
+    """metal/tensor_core*.cu: one kernel for all chunks of a segment at once, then one that walks them. CUDA only."""
     B, T, Hv, Dv = v.shape
     Hk, Dk = k.shape[2:]
     C, vector = chunk, decay.ndim == 4
@@ -87,7 +87,7 @@ def tensor_core(q, k, v, decay, beta, state, delta, lengths, chunk=32, warps=Non
         ("DELTA", bool(delta)),
     ]
     tiles = 3 * C * Dk * 4 if vector else (parts or 2) * C * (Dk + 8) * 2
-    prepare = metal.kernel("tensor_core/tensor_core_prepare", "cuda", C * (C + 6) * 4 + tiles)
+    prepare = metal.kernel("tensor_core_prepare", "cuda", C * (C + 6) * 4 + tiles)
     stage = (parts or 2) * C * (Dk + 8) * 2 + 4 * C * (C + 8) * 2 + C * (16 * warps * v.dtype.size + 16)
     stage += ((Dk if vector else 2 * C) + C) * 4
     walk = metal.kernel("tensor_core", "cuda", 2 * stage)

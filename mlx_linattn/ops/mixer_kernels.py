@@ -31,8 +31,9 @@ def delta_step(
         most //= 2
     window = mx.zeros((B, K - 1, C), qkv.dtype) if window is None else window.astype(qkv.dtype)
     state = mx.zeros((B, value_heads, value_dim, key_dim)) if state is None else state
-    if key_dim > 128 or value_dim * lanes % threads:
-        threads = 256  # a wide state in more threads would not fit into an Apple core's registers
+    if key_dim > 128:  # a wide state in more threads would not fit into an Apple core's registers
+        threads = min(threads, 256)
+    threads = gcd(threads, value_dim * lanes)
     launch = metal.kernel("delta_step", device())
     template = [
         ("YT", qkv.dtype), ("Dk", key_dim), ("Dv", value_dim), ("Hk", key_heads), ("Hv", value_heads), ("K", K),

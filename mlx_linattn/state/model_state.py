@@ -83,26 +83,20 @@ class ModelState(Sequence):
     @contextmanager
     def advancing(self, span: Span) -> Iterator[None]:
         """Let the layers read ``span``; if anything interrupts them, all of them are as they were."""
-        self._check_layers(self.offset)
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, KVState) and layer.length != self.offset:
+                raise StateError(f"layer {i} of this state holds {layer.length} tokens, but the state {self.offset}")
         before = [layer.snapshot() for layer in self.layers]
-        counts = tuple(start + count for start, count in zip(span.starts, span.counts))
         try:
             yield
-            self._check_layers(max(span.starts) + span.T)
         except BaseException:
             for layer, part in zip(self.layers, before):
                 layer.restore(part)
             raise
-        self.counts = counts
+        self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
         for layer in self.layers:
             if isinstance(layer, KVState):
-                layer.length = max(counts)  # without the padding behind the longest row
-
-    def _check_layers(self, tokens: int) -> None:
-        """Every layer that counts its tokens must agree."""
-        for i, layer in enumerate(self.layers):
-            if isinstance(layer, KVState) and layer.length != tokens:
-                raise StateError(f"layer {i} of this state holds {layer.length} tokens, but the state {tokens}")
+                layer.length = min(layer.length, self.offset)  # without the padding behind the longest row
 
     def adopt(self, options: KVOptions) -> None:
         """Keep attention's context as ``options`` say; only before the first token."""

@@ -98,7 +98,7 @@ def moved(arrays, outputs):
 
 
 def decode(copy, sweep):
-    options = [{"threads": 256}, {"threads": 512}]
+    options = [{"threads": 128}, {"threads": 512}]
     if sweep:
         options += [{"threads": t, "lanes": n} for n in (4, 8, 16, 32) for t in (128, 256, 512, 1024)]
     for vector in (False, True):

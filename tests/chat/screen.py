@@ -1,4 +1,4 @@
-"""A terminal's screen, as far as the chat uses one: text, wide characters, line breaks, cursor up, clear to the end."""
+"""A terminal's screen, as far as the chat uses one: text, wide characters, line breaks, cursor up, clear the line or all below."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Screen:
                 self.row = max(self.top, self.row - int(number or 1))
             elif letter == "J":
                 del self.lines[self.row + 1 :]
+                del self.lines[self.row][self.column :]
+            elif letter == "K":
                 del self.lines[self.row][self.column :]
             elif letter:
                 assert letter == "m", f"unexpected escape sequence {letter}"

@@ -31,6 +31,7 @@ class Terminal:
             preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
+        self.raw = ""  # all that the program wrote
         self.screen = ""  # all that appeared, without escape sequences
         self._seen = 0
 
@@ -57,6 +58,7 @@ class Terminal:
             data = os.read(self.master, 65536)
         except OSError:  # the program has closed the terminal
             return False
+        self.raw += data.decode(errors="replace")
         self.screen += ESCAPES.sub("", data.decode(errors="replace")).replace("\r", "")
         return bool(data)
 

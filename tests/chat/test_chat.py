@@ -1,5 +1,6 @@
 """The chat as a person uses it, in a pseudo-terminal, and as a script uses it, through pipes."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -82,13 +83,24 @@ def test_the_plain_reader_serves_where_prompt_toolkit_is_missing(tmp_path):
         assert chat.wait() == 0
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_plain_terminals_get_plain_text(tmp_path, environment):
-    with Terminal("chat", columns=40, HOME=str(tmp_path), **environment) as chat:
+@pytest.mark.parametrize(
+    ("environment", "unwanted"),
+    [({"NO_COLOR": "1"}, r"\x1b\[[0-9;]*(?<![0-9])(3|4|9|10)[0-7]m"), ({"TERM": "dumb"}, "\x1b")],
+)
+def test_plain_terminals_get_plain_text(tmp_path, environment, unwanted):
+    with Terminal("chat", "--think", columns=40, HOME=str(tmp_path), **environment) as chat:
         chat.expect(READY)
         chat.enter("My dog is called Pepper.")
+        chat.expect("thought for")
         chat.expect("Noted: your dog's name is")
         chat.expect(READY)
+        chat.enter("/memory")
+        chat.expect("constant")
+        chat.expect(READY)
+        chat.enter("/nonsense")
+        chat.expect("nearest")
+        chat.expect(READY)
+    assert not re.search(unwanted, chat.raw)
 
 
 class TestScripts:

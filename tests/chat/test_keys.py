@@ -30,6 +30,7 @@ def stop(chat) -> None:
     """Press Ctrl-C, as often as a person would, until it was heard: by the answer or by the prompt."""
     for _ in range(12):
         if chat.appears("(stopped)", timeout=5) or chat.appears("leaves)", timeout=1):
+            chat.expect(READY)
             return
         chat.interrupt()
     raise AssertionError(f"Ctrl-C was not heard; the screen ends with:\n{chat.screen[-1500:]}")
@@ -101,6 +102,18 @@ def test_tab_and_history(tmp_path, plain):
     assert (tmp_path / "data" / "history").stat().st_mode & 0o077 == 0
 
 
+def test_what_is_pasted_into_an_answer_is_not_sent(tmp_path):
+    with start(tmp_path, "--temp", "9") as chat:
+        chat.expect(READY)
+        chat.enter("My dog is called Pepper.")
+        time.sleep(1)
+        chat.type("one\ntwo\nthree\n")
+        stop(chat)
+        chat.enter("/set temp 0")
+        chat.expect("now.")
+    assert len(kept(tmp_path)) == 2
+
+
 def test_interrupts_at_any_moment_end_in_a_prompt_and_never_in_a_traceback(tmp_path):
     with start(tmp_path, "--temp", "9", "--think") as chat:  # so hot that the answer never ends by itself
         chat.expect(READY)
@@ -111,7 +124,6 @@ def test_interrupts_at_any_moment_end_in_a_prompt_and_never_in_a_traceback(tmp_p
             if i % 3 == 2:  # twice in a row
                 chat.interrupt()
             stop(chat)
-        stop(chat)
         chat.enter("/exit")
         assert chat.wait() == 0
         assert "Traceback" not in chat.screen

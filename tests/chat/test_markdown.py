@@ -65,6 +65,10 @@ def test_marks_are_rendered_and_code_is_left_alone():
     assert "# Pepper" in text
 
 
+def test_a_list_item_goes_on_behind_an_empty_line():
+    assert show("1. first\n\n   still\n2. second\n\nno item", 3).text == " 1 first\n   still\n 2 second\n\nno item"
+
+
 def test_nothing_that_a_model_wrote_is_lost():
     assert show("roses\nviolets <b> std::vector<int>\n\n<div>\nx\n</div>", 4).text == (
         "roses\nviolets <b> std::vector<int>\n\n<div>\nx\n</div>"

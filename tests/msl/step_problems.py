@@ -26,6 +26,7 @@ CHECKS = {
         "one token, vector": mixer(2, 1, 1, 1, 64, 64, vector=True, **PUBLISHED),
         "four heads a key, Dk > Dv": mixer(2, 3, 1, 4, 64, 32),
         "Dk < Dv": mixer(1, 8, 2, 2, 32, 96, vector=True),
+        "as many heads as fill a GPU": mixer(64, 1, 1, 4, 32, 64),
         "no decay, no gate": mixer(1, 3, 1, 2, 32, 32, without=("a", "A_log", "dt_bias", "z")),
         "slow decay": mixer(1, 5, 1, 2, 32, 32, slow=True),
         "lower bound": mixer(1, 5, 1, 2, 32, 32, **PUBLISHED),

@@ -52,7 +52,7 @@ def test_every_path_of_the_table_is_implemented():
     assert {row.path for row in rows} <= set(PATHS)
 
 
-@pytest.mark.parametrize("name", ("recurrence", "chunked", "tensor_core", "tensor_core/tensor_core_prepare"))
+@pytest.mark.parametrize("name", ("recurrence", "chunked", "tensor_core", "tensor_core_prepare"))
 def test_a_source_is_short_and_names_its_buffers(name):
     source = metal.source(name)
     assert len(source.body) < 10_000, "MLX hashes the text at every call"

@@ -104,7 +104,8 @@ def test_snapshots_serve_forks_and_each_goes_back_alone(model, options):
     with pytest.raises(StateError, match="cannot restore"):
         twin.restore(late)
     want = model.make_cache(options)
-    read(model, want, IDS[:20])
+    for ids in (IDS[:10], IDS[10:20]):  # the same pieces: a number that rounds the other way is stored as another one
+        read(model, want, ids)
     state.restore(late)
     assert_close(read(model, state, [8]), read(model, want, [8]), 1e-4)
 
@@ -201,10 +202,10 @@ def test_a_layer_that_lost_or_skipped_tokens_is_noticed(model):
     with pytest.raises(StateError, match="holds 8 tokens, but the state 9"):
         read(model, state, IDS[:2])
     layer.length += 1
-    with pytest.raises(StateError, match="holds 9 tokens, but the state 11"), state.advancing(state.span(1, 2, None)):
+    with state.advancing(state.span(1, 2, None)):
         pass  # no layer reads anything
-    assert state.counts == (9,)
-    read(model, state, IDS[:2])
+    with pytest.raises(StateError, match="holds 9 tokens, but the state 11"):
+        read(model, state, IDS[:2])
 
 
 def test_rows_of_different_lengths_go_back_and_on(model, options):
