@@ -76,12 +76,15 @@ class Numbers(Tensors):
 
 
 def plain_model(checkpoint: Checkpoint) -> Model:
-    """A model in float32 that has read none of its weights yet."""
+    """A model that has read none of its weights yet; in float32, but for stacks of experts, which are the bulk of a layer."""
     family = arch.family(checkpoint.config)
     model = Model(family.spec(checkpoint.config))
     tensors = Numbers(checkpoint, family, model.spec)
     names = dict(family.names(model.spec))
-    loaded = [(name, array.astype(mx.float32)) for name, array in assemble(model, tensors, names, mx.float32)]
+    loaded = [
+        (name, array if array.ndim == 3 else array.astype(mx.float32))
+        for name, array in assemble(model, tensors, names, mx.float32)
+    ]
     checkpoint.close()
     model.update(tree_unflatten(loaded))
     return model
@@ -188,9 +191,10 @@ def rows_of(tokens: list[int]) -> mx.array:
 
 
 def memory_needed(plan: Plan) -> int:
-    """Bytes that :func:`compare` holds at most, about."""
+    """Bytes that :func:`compare` holds at most, about: a layer of both models, and one stack of experts widened."""
     layers: Counter[str] = Counter()
     for entry in plan.entries:
         layer = re.search(r"layers\.\d+\.", entry.target)
-        layers[layer.group() if layer else "outside"] += entry.parameters
-    return 2 * 4 * (max(n for name, n in layers.items() if name != "outside") + layers["outside"])
+        layers[layer.group() if layer else "outside"] += 2 * entry.parameters * (2 if len(entry.shape) == 3 else 4)
+    widened = max((4 * entry.parameters for entry in plan.entries if len(entry.shape) == 3), default=0)
+    return max(n for name, n in layers.items() if name != "outside") + layers["outside"] + widened

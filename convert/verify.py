@@ -81,7 +81,7 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
     checkpoint.close()
     needed, here = memory_needed(plan), working_set()
     if needed > 0.8 * here:
-        text = f"two layers in float32 take {needed / 1e9:.0f} GB, this machine has {here / 1e9:.0f} GB"
+        text = f"two layers take {needed / 1e9:.0f} GB, this machine has {here / 1e9:.0f} GB"
         quality = None
     else:
         ids, text = tokens(source.checkpoint, check)
