@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
@@ -16,7 +18,6 @@ from mlx.utils import tree_flatten
 from mlx_linattn import arch
 from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError
-from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.layout import Take, locate, unprefixed
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors, assemble, prepare_quantized, stored_dtype
@@ -63,9 +64,22 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> tuple[Plan, Tensors]:
 
 
 def known_to_mlx_lm(model_type: str) -> bool:
-    """Whether stock mlx_lm has a model file for this type, under its own name or another."""
-    name = mlx_lm("utils").MODEL_REMAPPING.get(model_type, model_type)
-    return importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
+    """Whether stock mlx_lm has a file for this type, under its own name or another. Importing mlx_lm to ask would take a second."""
+    package = importlib.util.find_spec("mlx_lm")
+    if package is None or not package.submodule_search_locations:
+        return False
+    place = Path(package.submodule_search_locations[0])
+    name = _other_names(place / "utils.py").get(model_type, model_type)
+    return (place / "models" / f"{name}.py").is_file()
+
+
+def _other_names(file: Path) -> dict[str, str]:
+    """mlx_lm's own table of types that share a file, read off its source."""
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and any(getattr(t, "id", None) == "MODEL_REMAPPING" for t in node.targets):
+                return ast.literal_eval(node.value)
+    return {}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ MAY_IMPORT = {
         "errors",
         "arch",
         "budget",
-        "interop",
         "layout",
         "checkpoint",
         "loading",

@@ -3,6 +3,7 @@
 import json
 import re
 from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -73,6 +74,21 @@ def test_planning_reads_no_numbers(fixture_folder, tmp_path):
     empty = {name: (dtype, np.zeros_like(array)) for name, (dtype, array) in stored(source).items()}
     write_safetensors(source / "model.safetensors", empty)
     assert prepare(source, tmp_path, quantize=True, q_group_size=32).plan == before
+
+
+def test_types_known_to_stock_are_those_it_imports():
+    from mlx_linattn.convert.planning import _other_names, known_to_mlx_lm
+    from mlx_linattn.interop.door import mlx_lm
+
+    utils = mlx_lm("utils")
+    assert _other_names(Path(utils.__file__)) == utils.MODEL_REMAPPING
+    for model_type in ("qwen3_5", "qwen3_next", "falcon_mamba", "gla", "qwen3_5_text"):
+        try:
+            utils._get_classes({"model_type": model_type})
+            imports = True
+        except ValueError:
+            imports = False
+        assert known_to_mlx_lm(model_type) == imports, model_type
 
 
 def test_every_source_tensor_is_accounted_for(fixture_folder, tmp_path):

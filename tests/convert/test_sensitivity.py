@@ -50,6 +50,11 @@ def test_the_best_recipe_is_tried_as_a_whole_and_beats_the_uniform_one(fixture_f
     found, trials = kinds(uniform, 32), Trials(Checkpoint(source), ids, 32)
     measure(trials, found, widths=(2, 3, 4, 6))
     chosen, harm = best_recipe(uniform, found, trials, uniform.bits_per_weight)
+    harms = []
+    for floor in (2, 3, 4):
+        bits = recipe(uniform, found, uniform.bits_per_weight, floor)
+        harms.append(trials.harm({weight: bits[kind.name] for kind in found for weight in kind.weights}))
+    assert harm == pytest.approx(min(harms), rel=1e-5) and max(harms) > 1.01 * min(harms)
     assert harm <= trials.harm({weight: 4 for kind in found for weight in kind.weights})
     made = prepare(source, tmp_path, True, 32, rules=rules(found, chosen, 32)).plan
     assert made.bits_per_weight <= uniform.bits_per_weight
