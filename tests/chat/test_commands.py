@@ -10,12 +10,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from terminal import Terminal
 
 READY = ">>>"
+EDITOR = f"""{sys.executable} -c "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(p.read_text().replace('dog', 'cat'))" """
 PEPPER = "Noted: your dog's name is Pepper."
 
 
 @pytest.fixture
 def chat(tmp_path):
-    with Terminal("chat", cwd=tmp_path, MLX_LINATTN_DATA=str(tmp_path / "data"), EDITOR="sed -i s/dog/cat/") as chat:
+    with Terminal("chat", cwd=tmp_path, MLX_LINATTN_DATA=str(tmp_path / "data"), EDITOR=EDITOR) as chat:
         chat.expect(READY)
         yield chat
         assert "Traceback" not in chat.screen
