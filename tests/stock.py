@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from helpers import golden, largest_difference
+from helpers import golden, largest_difference, stock_load
 from mlx.utils import tree_flatten
 
 from mlx_linattn.arch import family
@@ -19,7 +19,7 @@ from mlx_linattn.weights import Tensors
 
 def stock_model(folder):
     """The folder's model as stock mlx_lm loads it."""
-    return mlx_lm("utils").load_model(Path(folder))[0]
+    return stock_load(folder, trust=False)[0]
 
 
 def our_layout(folder) -> dict:
@@ -35,7 +35,7 @@ def our_layout(folder) -> dict:
 def convert(source: Path, target: Path, quantize: dict | None = None) -> Path:
     """A folder as stock mlx_lm converts it, quantized with the arguments of its quantize_model."""
     utils = mlx_lm("utils")
-    model, config = utils.load_model(Path(source))
+    model, config = stock_load(source, trust=False)
     if quantize is not None:
         model, config = utils.quantize_model(model, config, **quantize)
     utils.save_model(target, model)

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from helpers import assert_close, check_golden, golden
+from helpers import assert_close, check_golden, golden, needs_mlx_lm
 from stock import stock_model
 
 from mlx_linattn.convert import convert
@@ -29,6 +29,7 @@ def test_quantized_logits_are_stock_mlx_lms(name, fixture_folder, tmp_path):
     assert_close(model(ids), stock(ids, stock.make_cache()), 1e-4, name)
 
 
+@needs_mlx_lm(0, 32)
 def test_stock_mlx_lm_refuses_a_converted_minimax_instead_of_building_another_model(fixture_folder, tmp_path):
     convert(fixture_folder("minimax_hf"), tmp_path / "mlx")
     with pytest.raises(ValueError, match=r"modeling_mlx\.py.*trust_remote_code"):

@@ -7,7 +7,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from helpers import FIXTURES, assert_close, check_golden, golden, model_bytes, stock_load, stored, tolerance
+from helpers import (
+    FIXTURES,
+    assert_close,
+    check_golden,
+    golden,
+    model_bytes,
+    needs_mlx_lm,
+    stock_load,
+    stored,
+    tolerance,
+)
 from seeded_fixtures import write_safetensors
 
 from mlx_linattn.convert import convert as convert_and_verify
@@ -200,6 +210,7 @@ def test_dequantized_numbers_are_the_quantized_ones(converted, tmp_path):
     assert_close(load_model(tmp_path / "numbers")[0](ids), np.array(load_model(four)[0](ids)), 1e-4)
 
 
+@needs_mlx_lm(0, 32)
 @pytest.mark.parametrize("name", ["fla_gla", "minimax_hf"])
 def test_a_type_unknown_to_stock_brings_its_model_along(name, converted):
     from mlx_linattn.generation import generate_step
