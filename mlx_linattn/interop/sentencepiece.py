@@ -42,6 +42,27 @@ def sentencepiece_settings(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _said(folder / "tokenizer_config.json")}
 
 
+def check_sentencepiece(folder: Path, tokenizer) -> None:
+    """Raises TokenizerError where transformers made something else of a sentencepiece file: 5.20 drops the space before a text."""
+    if (folder / "tokenizer.json").exists() or _said(folder / "tokenizer_config.json").keys() & {
+        "add_prefix_space",
+        "legacy",
+    }:
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=str(folder / FILE))
+    except (OSError, RuntimeError):
+        return
+    probe = "a b"
+    if list(tokenizer.encode(probe, add_special_tokens=False)) != model.encode(probe):
+        raise TokenizerError(
+            f"{folder}: the installed transformers reads {FILE} wrongly; install a newer one (on Python 3.11 or later), "
+            "or put the model's tokenizer.json beside it"
+        )
+
+
 def _said(file: Path) -> dict:
     if not file.exists():
         return {}

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import TokenizerError
 from . import tiktoken
 from .door import mlx_lm
-from .sentencepiece import sentencepiece_settings
+from .sentencepiece import check_sentencepiece, sentencepiece_settings
 
 _wrapper = mlx_lm("tokenizer_utils")
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", tiktoken.RANKS)
@@ -51,6 +51,7 @@ def _load(folder: Path, ends: list[int] | None, extra: dict[str, Any] | None) ->
     try:
         settings = {**sentencepiece_settings(folder), **(extra or {})}
         tokenizer = _wrapper.load(folder, settings, eos_token_ids=ends)
+        check_sentencepiece(folder, tokenizer)
     except TokenizerError:
         raise
     except Exception as error:  # transformers and tokenizers raise bare Exceptions for damaged files

@@ -60,6 +60,7 @@ def load(folder):
     return load_tokenizer(folder, json.loads((folder / "config.json").read_text()))
 
 
+@needs_mlx_lm(0, 32)
 def test_ids_and_text_are_sentencepieces(folder):
     tokenizer = load(folder)
     plain = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
@@ -86,6 +87,7 @@ def test_streamed_text_is_the_whole_text(folder):
         assert (streamed + detokenizer.last_segment).strip() == text.strip()
 
 
+@needs_mlx_lm(0, 32)
 def test_tokenizer_config_has_the_last_word(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
