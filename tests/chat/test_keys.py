@@ -162,6 +162,7 @@ def test_the_plain_reader_leaves_in_order_too(tmp_path):
         chat.enter("My dog is called Pepper.")
         chat.expect(PEPPER)
         chat.expect(READY)
+        time.sleep(1)  # readline looks for signals only once it waits, a moment after it has shown its prompt
         os.kill(chat.process.pid, signal.SIGTERM)
         assert chat.wait(60) == 143
         assert "Traceback" not in chat.screen
