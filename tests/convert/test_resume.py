@@ -97,8 +97,12 @@ def test_kill_at_each_renaming(moment, fixture_folder, tmp_path, monkeypatch):
 
     for name in originals:
         monkeypatch.setattr(os, name, spy(name))
-    with pytest.raises(Killed):
+    killed = False
+    try:
         convert(source, target)
+    except Killed:
+        killed = True
+    assert killed or sys.version_info < (3, 11)  # before 3.11 pathlib unlinks by a name of its own
     monkeypatch.undo()
     if folder_bytes(target) != want:
         convert(source, target)
