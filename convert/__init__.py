@@ -112,8 +112,8 @@ def prepare(
     """A planned conversion; arguments as in :func:`convert`.
 
     With ``headers_only`` a model on the Hub is planned without downloading its weights, and cannot be written. Raises CheckpointError where the source cannot be used as it is."""
-    from mlx_linattn.checkpoint import Checkpoint
     from mlx_linattn.loading import DTYPES, local_folder, resolve
+    from mlx_linattn.weights.checkpoint import Checkpoint
 
     from . import folder
     from .bits import RECIPES, Quantization, parse_rules

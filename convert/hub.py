@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_linattn.checkpoint import Checkpoint, TensorInfo, read_json
 from mlx_linattn.errors import CheckpointError, ConvertError, LinAttnError
+from mlx_linattn.weights.checkpoint import Checkpoint, TensorInfo, read_json
 
 NETWORK = ("huggingface_hub", "httpx", "httpx2", "requests")
 ZEROS = {

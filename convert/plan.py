@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_linattn.checkpoint import ITEM_BITS, TensorInfo
 from mlx_linattn.layout import Take
+from mlx_linattn.weights.checkpoint import ITEM_BITS, TensorInfo
 
 from .bits import BALANCED, Quantization, Rule
 

@@ -16,11 +16,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlx_linattn import arch
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError
 from mlx_linattn.layout import Take, locate, unprefixed
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors, assemble, prepare_quantized, stored_dtype
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 from .bits import BALANCED, Choice, Quantization, Rule, choose
 from .plan import CODES, MTP_FILE, Entry, Options, Plan

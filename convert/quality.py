@@ -15,9 +15,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from mlx_linattn import arch
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors, assemble, quantization
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 from .bits import Quantization
 from .plan import Plan

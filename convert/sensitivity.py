@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_linattn import arch, transform
-from mlx_linattn.checkpoint import ITEM_BITS, Checkpoint
+from mlx_linattn import arch
 from mlx_linattn.errors import RequestError
 from mlx_linattn.layout import Take, locate
 from mlx_linattn.model import Model
+from mlx_linattn.weights import transform
+from mlx_linattn.weights.checkpoint import ITEM_BITS, Checkpoint
 
 from .bits import Quantization
 from .plan import Plan

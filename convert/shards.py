@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_linattn.checkpoint import INDEX, ITEM_BITS
+from mlx_linattn.weights.checkpoint import INDEX, ITEM_BITS
 
 from .plan import Output
 

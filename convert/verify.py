@@ -10,10 +10,10 @@ import mlx.core as mx
 
 from mlx_linattn import arch
 from mlx_linattn.budget import working_set
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import ConvertError, RequestError, TokenizerError
 from mlx_linattn.loading import load_tokenizer
 from mlx_linattn.weights import Tensors
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 from .audit import Loss, audit
 from .plan import Plan

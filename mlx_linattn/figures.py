@@ -16,7 +16,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from . import arch
-from .checkpoint import TensorInfo
 from .layers.moe import Experts
 from .layout import drop_reason, locate, unprefixed
 from .model import Model
@@ -34,6 +33,7 @@ from .spec import (
 )
 from .state import KVState, WindowState
 from .weights import float32_parameters, stored_dtype
+from .weights.checkpoint import TensorInfo
 
 CONTEXTS = (8 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
 BITS, GROUP = (8, 6, 4), 64  # quantizations to show: integers of so many bits, with a scale and an offset a group

@@ -14,8 +14,8 @@ from .loading import hub_errors, local_folder
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 if TYPE_CHECKING:
-    from .checkpoint import TensorInfo
     from .figures import Figures
+    from .weights.checkpoint import TensorInfo
 
 
 def inspect(path_or_id: str | Path, revision: str | None = None) -> Figures:
@@ -23,8 +23,8 @@ def inspect(path_or_id: str | Path, revision: str | None = None) -> Figures:
 
     Raises CheckpointError where there is no such model, UnsupportedModelError where no family answers for it.
     """
-    from .checkpoint import Checkpoint, read_json
     from .figures import figures
+    from .weights.checkpoint import Checkpoint, read_json
 
     folder = local_folder(path_or_id)
     if folder is None:
@@ -40,7 +40,7 @@ def _remote(repository: str, revision: str | None) -> tuple[dict, dict[str, Tens
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
-    from .checkpoint import Checkpoint, TensorInfo, read_json
+    from .weights.checkpoint import Checkpoint, TensorInfo, read_json
 
     with hub_errors(repository, revision):
         file = Path(hf_hub_download(repository, "config.json", revision=revision))

@@ -119,9 +119,9 @@ def load_model(
 
     from . import budget
     from .arch import family
-    from .checkpoint import Checkpoint
     from .model import Model
     from .weights import load_weights
+    from .weights.checkpoint import Checkpoint
 
     if isinstance(dtype, str):
         if dtype not in DTYPES:

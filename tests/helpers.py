@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +28,7 @@ __all__ = [
     "assert_close",
     "check_golden",
     "check_precision",
+    "endless_demo",
     "folder_bytes",
     "golden",
     "largest_difference",
@@ -161,3 +164,15 @@ def stock_load(folder: Path, trust: bool = True):
 def needs_mlx_lm(major: int, minor: int):
     """A mark: what mlx_lm, or the transformers that comes with it, does right only since this release."""
     return pytest.mark.skipif((major, minor) > MLX_LM, reason=f"needs mlx_lm {major}.{minor}")
+
+
+def endless_demo(folder: Path) -> Path:
+    """The demo with another end token, which it never says: its answers go on until something stops them."""
+    shutil.copytree(resources.files("mlx_linattn") / "data" / "demo", folder)
+    for name, key, value in (
+        ("generation_config.json", "eos_token_id", 3067),
+        ("tokenizer_config.json", "eos_token", "<|endoftext|>"),
+    ):
+        config = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**config, key: value}), encoding="utf-8")
+    return folder

@@ -10,11 +10,11 @@ from helpers import golden, largest_difference, stock_load
 from mlx.utils import tree_flatten
 
 from mlx_linattn.arch import family
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.layout import locate
 from mlx_linattn.model import Model
 from mlx_linattn.weights import Tensors
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 
 def stock_model(folder):

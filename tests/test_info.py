@@ -10,11 +10,11 @@ from mlx.utils import tree_flatten
 from published_configs import fla, jamba, kimi, kimi_k3, ling3, ling26, minimax, olmo, qwen, recurrent_gemma, ring_mini
 
 from mlx_linattn import info
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.figures import figures
 from mlx_linattn.loading import load_model
 from mlx_linattn.state import KVState
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 PUBLISHED = {  # config, constant MiB, bytes a token of the caches
     "Qwen3-Next-80B-A3B": (qwen(48, 16, 32, 2, 2048, 16, "qwen3_next"), 73.69, 24_576),

@@ -24,18 +24,9 @@ MAY_IMPORT = {
     "layers": {"ops", "spec", "state", "errors"},
     "model": {"layers", "spec", "state", "errors"},
     "chat": {PUBLIC, "errors", "generate_cli"},
-    "convert": {
-        PUBLIC,
-        "errors",
-        "arch",
-        "budget",
-        "layout",
-        "checkpoint",
-        "loading",
-        "model",
-        "transform",
-        "weights",
-    },
+    "weights": {"arch", "layout", "model", "spec", "errors"},
+    "session": {"generation", "budget", "model", "state", "errors"},
+    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX
 HEAVY = {"mlx_lm", "transformers"}  # imported in interop alone

@@ -9,10 +9,10 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from .. import model, transform
+from .. import model
 from ..arch import family
 from ..layout import locate, unprefixed
-from ..weights import float32_parameters
+from ..weights import float32_parameters, transform
 
 
 class ModelArgs:

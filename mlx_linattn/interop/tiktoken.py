@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import read_json
 from ..errors import TokenizerError
+from ..weights.checkpoint import read_json
 
 RANKS = "tiktoken.model"
 CONFIG = "tokenizer_config.json"

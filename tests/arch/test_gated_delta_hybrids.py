@@ -8,11 +8,11 @@ import stock
 from helpers import assert_close, check_golden, golden, largest_difference, tolerance
 
 from mlx_linattn import arch
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert
 from mlx_linattn.errors import CheckpointError, UnsupportedModelError
 from mlx_linattn.loading import load_model
 from mlx_linattn.ops import use_backend
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 FIXTURES = ["kimi_linear", "kimi_k3", "olmo_hybrid", "bailing_hybrid_v3"]
 

@@ -7,8 +7,8 @@ from helpers import assert_close, golden, largest_difference, tolerance
 from mlx.utils import tree_flatten
 from stock import convert, difference, our_layout, stock_model
 
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.loading import load_model
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 RIGHT = [
     "kimi_linear",

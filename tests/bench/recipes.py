@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from mlx_linattn import load
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert, prepare
 from mlx_linattn.convert.quality import compare, rows_of
 from mlx_linattn.convert.sensitivity import Trials, best_recipe, kinds, measure, rules
 from mlx_linattn.interop.door import mlx_lm
 from mlx_linattn.loading import resolve
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 DIALOGUES = Path(__file__).parent.parent / "fixtures" / "demo" / "dialogues_eval.jsonl"
 WIDTHS = (3, 4, 5, 6, 8)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from helpers import endless_demo
 from piped import run
 from terminal import Terminal
 
@@ -40,7 +41,8 @@ def test_a_conversation(tmp_path):
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(tmp_path):
-    with Terminal("chat", "--temp", "9", HOME=str(tmp_path)) as chat:  # so hot that the answer never ends by itself
+    model = str(endless_demo(tmp_path / "endless"))
+    with Terminal("chat", "--model", model, HOME=str(tmp_path)) as chat:
         chat.expect(READY)
         chat.enter("My dog is called Pepper.")
         time.sleep(3)

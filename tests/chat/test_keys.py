@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from helpers import endless_demo
 from terminal import Terminal
 
 READY = ">>>"
@@ -103,19 +104,19 @@ def test_tab_and_history(tmp_path, plain):
 
 
 def test_what_is_pasted_into_an_answer_is_not_sent(tmp_path):
-    with start(tmp_path, "--temp", "9") as chat:
+    with start(tmp_path, "--model", str(endless_demo(tmp_path / "endless"))) as chat:
         chat.expect(READY)
         chat.enter("My dog is called Pepper.")
         time.sleep(1)
         chat.type("one\ntwo\nthree\n")
         stop(chat)
-        chat.enter("/set temp 0")
-        chat.expect("now.")
+        chat.enter("/exit")
+        chat.wait()
     assert len(kept(tmp_path)) == 2
 
 
 def test_interrupts_at_any_moment_end_in_a_prompt_and_never_in_a_traceback(tmp_path):
-    with start(tmp_path, "--temp", "9", "--think") as chat:  # so hot that the answer never ends by itself
+    with start(tmp_path, "--model", str(endless_demo(tmp_path / "endless")), "--think") as chat:
         chat.expect(READY)
         for i in range(10):
             chat.enter("My dog is called Pepper.")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeded_fixtures import write_safetensors
 
-from mlx_linattn import transform
 from mlx_linattn.convert import convert as convert_and_verify
 from mlx_linattn.layout import Take
+from mlx_linattn.weights import transform
 
 convert = partial(convert_and_verify, verify=False)
 

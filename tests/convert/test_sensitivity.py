@@ -6,11 +6,11 @@ import sys
 import mlx.core as mx
 import pytest
 
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert, prepare
 from mlx_linattn.convert.quality import compare
 from mlx_linattn.convert.sensitivity import Kind, Trials, best_recipe, kinds, measure, recipe, rules
 from mlx_linattn.errors import RequestError
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 
 def test_harm_is_the_divergence_with_one_kind_rounded(fixture_folder, tmp_path):

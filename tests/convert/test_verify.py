@@ -10,7 +10,6 @@ import pytest
 from helpers import stored
 from seeded_fixtures import write_safetensors
 
-from mlx_linattn.checkpoint import Checkpoint
 from mlx_linattn.convert import convert, prepare, verify
 from mlx_linattn.convert.audit import largest_error
 from mlx_linattn.convert.bits import AFFINE_BITS, MODES, Quantization
@@ -18,6 +17,7 @@ from mlx_linattn.convert.quality import compare, rows_of
 from mlx_linattn.convert.tensors import dequantize
 from mlx_linattn.errors import ConvertError, RequestError
 from mlx_linattn.loading import load_model
+from mlx_linattn.weights.checkpoint import Checkpoint
 
 NAME = "qwen3_5_moe"
 

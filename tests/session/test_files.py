@@ -14,9 +14,10 @@ import pytest
 from helpers import FIXTURES, assert_close, materialize
 from toy_chat import ToyTokenizer
 
-from mlx_linattn import Session, session_files
+from mlx_linattn import Session
 from mlx_linattn.errors import LinAttnError, RequestError, SessionFileError
 from mlx_linattn.loading import load_model
+from mlx_linattn.session import files
 from mlx_linattn.state import KVOptions
 
 OPTIONS = [{}, {"kv_bits": 8, "kv_group_size": 32}, {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 20},
@@ -130,7 +131,7 @@ def test_files_of_others_are_refused_but_messages_can_be_had(model, demo, tmp_pa
 def test_a_newer_version_and_strange_files_are_refused(model, tmp_path, monkeypatch):
     chat = toy(model)
     path = tmp_path / "chat"
-    monkeypatch.setattr(session_files, "VERSION", 2)
+    monkeypatch.setattr(files, "VERSION", 2)
     chat.save(path)
     monkeypatch.undo()
     with pytest.raises(SessionFileError, match="newer version"):
@@ -167,7 +168,7 @@ def test_a_failure_while_writing_leaves_the_old_file_alone(model, tmp_path, monk
     chat.send("w21", max_tokens=3)
     for broken in ("os.replace", "os.fsync"):
         monkeypatch.setattr(
-            f"mlx_linattn.session_files.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+            f"mlx_linattn.session.files.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
         )
         with pytest.raises(SessionFileError, match="No space left"):
             chat.save(path)

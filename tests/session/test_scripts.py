@@ -15,7 +15,7 @@ from toy_chat import ToyTokenizer
 from mlx_linattn import Session
 from mlx_linattn.errors import LinAttnError, RequestError
 from mlx_linattn.loading import load_model
-from mlx_linattn.timeline import shared_prefix
+from mlx_linattn.session.timeline import shared_prefix
 
 SCRIPTS = int(os.environ.get("MLX_LINATTN_SCRIPTS", "304"))  # in all, over the families
 STORED_ELSEWISE = ("fp8", "nvfp4", "split_text")  # fixtures that differ from others in how weights are stored only

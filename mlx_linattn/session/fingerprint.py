@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .model import Model
+from ..model import Model
 
 SAMPLE = 64  # numbers of each weight, evenly spread: two trainings of one architecture differ everywhere
 

@@ -18,13 +18,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import budget, fingerprint, session_files
+from .. import budget
+from ..errors import RequestError, SessionFileError
+from ..generation import GenerationResponse, stream_generate
+from ..model import Model
+from ..state import KVOptions, ModelState
+from . import files, fingerprint
 from .conversation import Conversation
 from .dialogue import Dialogue, Thinking
-from .errors import RequestError, SessionFileError
-from .generation import GenerationResponse, stream_generate
-from .model import Model
-from .state import KVOptions, ModelState
 from .timeline import Timeline
 
 
@@ -142,7 +143,7 @@ class Session(Conversation):
         with self._no_turn():
             options = self._timeline.state.options.as_dict()
             session = {"system": self.system, "messages": self.messages, "template": self.template, "options": options}
-            session_files.write(path, session | {"undone": self._undone} | self._fingerprints(), self._timeline)
+            files.write(path, session | {"undone": self._undone} | self._fingerprints(), self._timeline)
 
     @classmethod
     def load(
@@ -153,7 +154,7 @@ class Session(Conversation):
 
         Raises SessionFileError where the file is damaged, of a newer version, or of another model, quantization or template.
         """
-        saved = session_files.read_session(path)
+        saved = files.read_session(path)
         session = cls(
             model, tokenizer, saved["system"], saved["messages"], checkpoint_bytes=checkpoint_bytes,
             memory_limit=memory_limit, **saved["options"], **saved["template"],
@@ -166,7 +167,7 @@ class Session(Conversation):
                         f"{path}: was saved with {what.replace('_', ' ')}; its messages are whole: load it with state=False to keep them"
                     )
             timeline = session._timeline
-            session._timeline = session_files.read_timeline(path, timeline.state, timeline.room)
+            session._timeline = files.read_timeline(path, timeline.state, timeline.room)
         return session
 
     def _fingerprints(self) -> dict[str, str]:

@@ -10,12 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from . import arch, encodings, transform
+from .. import arch
+from ..errors import CheckpointError
+from ..layout import Take, drop_reason, locate, published_sources, unprefixed
+from ..model import Model
+from ..spec import ModelSpec, MoeSpec
+from . import encodings, transform
 from .checkpoint import Checkpoint, TensorInfo
-from .errors import CheckpointError
-from .layout import Take, drop_reason, locate, published_sources, unprefixed
-from .model import Model
-from .spec import ModelSpec, MoeSpec
 
 log = logging.getLogger(__name__)
 

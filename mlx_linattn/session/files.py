@@ -20,8 +20,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from .errors import RequestError, SessionFileError
-from .state import ModelState, Snapshot
+from ..errors import RequestError, SessionFileError
+from ..state import ModelState, Snapshot
 from .timeline import Checkpoint, Timeline
 
 FORMAT, VERSION = "mlx_linattn.session", 1

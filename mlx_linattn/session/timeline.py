@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from . import budget
-from .generation import prefill
-from .model import Model
-from .state import ModelState, Snapshot
+from .. import budget
+from ..generation import prefill
+from ..model import Model
+from ..state import ModelState, Snapshot
 
 BOUNDARY = 64  # the end of a message is worth as much as this many tokens
 PARTS = 8  # a message is read in so many pieces, with a checkpoint after each,

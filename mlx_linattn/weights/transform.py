@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .layout import Take
+from ..layout import Take
 
 
 def stack(arrays):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import RequestError, TokenizerError
-from .generation import GenerationResponse
+from ..errors import RequestError, TokenizerError
+from ..generation import GenerationResponse
 from .timeline import shared_prefix
 
 LONGEST_TAIL = 64  # tokens of an answer's own beginning

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import RequestError
+from ..errors import RequestError
 
 
 class Conversation:
