@@ -43,3 +43,11 @@ class TokenizerError(LinAttnError):
 
 class RequestError(LinAttnError, ValueError):
     """The arguments of a call make no sense together."""
+
+
+class BusyError(LinAttnError):
+    """An engine's queue is full: ask again later."""
+
+
+class ClosedError(LinAttnError):
+    """An engine was closed, or its thread has failed."""
