@@ -178,7 +178,7 @@ class Batch:
 
     def _require(self, rows: list[Row], more: int = 0) -> None:
         """Raises MemoryLimitError where ``rows`` will not fit, or not with ``more`` tokens than they have."""
-        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading)
+        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading and not row.reused_tokens)
         longest = max(max(row._end, len(row.tokens) + more) for row in rows)
         count = min(len(rows), self.max_rows)
         fresh = self.model.make_cache(self.options)
