@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import StateError
-from .kv import KVState
+from .kv import KVPiece, KVState
 from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
@@ -127,6 +127,27 @@ class ModelState(Sequence):
     def snapshot(self) -> Snapshot:
         layers = tuple(layer.snapshot() for layer in self.layers)
         return Snapshot(self.counts, layers, len(self._restored_to), self.recurrent_nbytes)
+
+    def cut(self, begin: int, end: int) -> list[KVPiece]:
+        """What growing caches hold of the tokens ``begin`` to ``end``, in memory of its own. For a state of one row."""
+        return [layer.cut(begin, end) for layer in self.layers if isinstance(layer, KVState)]
+
+    def assemble(self, layers: Sequence[Any], pieces: Sequence[Sequence[KVPiece]], length: int) -> None:
+        """Hold what another state of one row held after ``length`` tokens: the ``layers`` of its snapshot, and what :meth:`cut`
+        gave of its tokens, in order."""
+        caches = iter(zip(*pieces))
+        arrays = (
+            KVPiece.join(next(caches)) if isinstance(layer, KVState) else list(part)
+            for layer, part in zip(self.layers, layers)
+        )
+        self.load(arrays, length)
+
+    def load(self, layers: Iterable[list[mx.array | None]], length: int) -> None:
+        """Hold one row of ``length`` tokens: what the ``dump`` of every layer gave."""
+        self.reset()
+        for layer, arrays in zip(self.layers, layers):
+            layer.load(arrays, length)
+        self.counts = (length,)
 
     def reaches(self, snapshot: Snapshot) -> bool:
         """Whether the keys and values that ``snapshot`` needs are still there: no restore since then went back further."""
