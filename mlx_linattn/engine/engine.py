@@ -7,12 +7,22 @@ with la.Engine("demo") as engine:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .types import Answer, Event, Request
+import mlx.core as mx
+
+from ..errors import RequestError
+from ..state import KVOptions
+from .choice import Choice
+from .prompt import Renderer, as_request, check
+from .stream import Channel, Stream
+from .transcript import Transcript
+from .types import Answer, Request
+from .worker import Job, Worker
 
 
 @dataclass(frozen=True)
@@ -33,42 +43,6 @@ class Stats:
     prefix_nbytes: int
     prefix_hits: int
     prefix_lookups: int
-
-
-class Stream:
-    """One answer as it is made: an iterator, and an async iterator, of events; the last one is :class:`Done`.
-
-    What ends it early is raised from it: ClosedError where the engine was closed or has failed, MemoryLimitError where the answer
-    no longer fits, and whatever the request's own sampler or logits processor raised.
-
-    Leaving a ``with`` block, closing the stream and forgetting it cancel the request. A stream holds a bounded number of events: where
-    nobody reads them, this answer rests, others go on, and it resumes when it is read.
-    """
-
-    prompt_tokens: int
-
-    def __iter__(self) -> Iterator[Event]: ...
-    def __next__(self) -> Event: ...
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-    async def __anext__(self) -> Event: ...
-
-    def __await__(self):
-        """``await stream`` reads it to its end and gives the :class:`Answer`."""
-
-    def cancel(self) -> None:
-        """Stop, from any thread: what was made until now can still be read, then comes ``Done("cancel")``. Never blocks."""
-
-    def result(self) -> Answer:
-        """Read to the end and return all of it (with what was read before). Blocks."""
-
-    def close(self) -> None:
-        """:meth:`cancel`, and drop what was not read."""
-
-    async def aclose(self) -> None: ...
-    def __enter__(self) -> Stream: ...
-    def __exit__(self, *exc) -> None: ...
-    async def __aenter__(self) -> Stream: ...
-    async def __aexit__(self, *exc) -> None: ...
 
 
 class Engine:
@@ -109,28 +83,72 @@ class Engine:
         quantized_kv_start: int = 0,
         revision: str | None = None,
         dtype: Any = None,
-    ): ...
+    ):
+        for label, value, least in (("max_rows", max_rows, 1), ("max_queue", max_queue, 0)):
+            if value < least:
+                raise RequestError(f"{label} is {value}, expected {least} or more")
+        options = KVOptions(max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
+        given = isinstance(model, tuple)
+        self.name = getattr(model[0], "model_type", "model") if given else str(model)
+        if given:
+            mx.eval(model[0].parameters())  # only evaluated arrays may go to another thread
+        self._worker = Worker(
+            model, {"revision": revision, "dtype": dtype}, options,
+            max_rows=max_rows, max_queue=max_queue, prefix_bytes=prefix_bytes, memory_limit=memory_limit,
+        )  # fmt: skip
+        self.tokenizer, self.config = self._worker.tokenizer, self._worker.config
+        self._renderer = Renderer(self.tokenizer, self._worker.model.spec.vocab_size, max_context)
+        # Also when the program ends, or forgets the engine.
+        self._finalizer = weakref.finalize(self, self._worker.close)
 
     def submit(self, request: Request | list[dict] | str, **fields: Any) -> Stream:
         """Ask for an answer; ``fields`` are those of :class:`Request` and replace the request's.
 
         request: a :class:`Request`, a list of messages, or a text, which is a user's message.
 
-        Renders and counts the prompt, and returns without waiting for any other request. Raises BusyError where ``max_queue``
-        requests wait already, ClosedError after :meth:`close`, RequestError for arguments that make no sense or a prompt beyond
+        Renders and counts the prompt, and returns without waiting for any other answer. Raises BusyError where ``max_queue`` requests
+        wait already, ClosedError after :meth:`close`, RequestError for arguments that make no sense or a prompt beyond
         ``max_context``, TokenizerError for messages where the model has no chat template, and MemoryLimitError for what would not
         fit even alone. Nothing was allocated then.
         """
+        request = as_request(request, fields)
+        check(request, self._renderer.vocabulary)
+        prompt = self._renderer.prompt(request)
+        limits = [request.max_tokens] if request.max_tokens > 0 else []
+        if self._renderer.max_context is not None:
+            limits.append(self._renderer.max_context - len(prompt.tokens))
+        self._worker.require_room(len(prompt.tokens), max(request.max_tokens, 0))
+        job = Job(
+            request, prompt, min(limits, default=-1), Channel(self._worker.stir),
+            Transcript(self.tokenizer, request, prompt.thinks, prompt.chat), Choice(request),
+        )  # fmt: skip
+        self._worker.submit(job)
+        return Stream(job.channel, len(prompt.tokens), self)
 
     def answer(self, request: Request | list[dict] | str, **fields: Any) -> Answer:
         """:meth:`submit`, read to the end. Blocks."""
+        return self.submit(request, **fields).result()
 
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        worker = self._worker
+        return Stats(
+            rows=len(worker.rows), queue=worker.queue,
+            **vars(worker.totals),
+            prefix_nbytes=worker.prefixes.nbytes, prefix_hits=worker.prefixes.hits, prefix_lookups=worker.prefixes.lookups,
+        )  # fmt: skip
 
     def close(self, timeout: float | None = None) -> None:
         """End the thread and free the model. Answers that are being made end with ClosedError. Waits at most ``timeout`` seconds."""
+        self._worker.close(timeout)
 
-    def __enter__(self) -> Engine: ...
-    def __exit__(self, *exc) -> None: ...
-    async def __aenter__(self) -> Engine: ...
-    async def __aexit__(self, *exc) -> None: ...
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exc) -> None:
+        await asyncio.to_thread(self.close)

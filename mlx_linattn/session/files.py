@@ -205,11 +205,9 @@ def _rebuild(session: dict, arrays: dict, state: ModelState, room: int) -> Timel
     if len(session["state"]) != len(state):
         raise ValueError(f"it has {len(session['state'])} layers, the model {len(state)}")
     if length:
-        for layer, names in zip(state, session["state"]):
-            layer.load(take(names), length)
-        state.counts = (length,)
+        state.load(map(take, session["state"]), length)
     for one in session["checkpoints"]:
         parts = tuple(part if isinstance(part, int) else tuple(take(part)) for part in one["layers"])
         nbytes = sum(array.nbytes for part in parts if not isinstance(part, int) for array in part if array is not None)
-        timeline.checkpoints.append(Checkpoint(Snapshot((one["position"],), parts, 0, nbytes), True))
+        timeline.checkpoints.append(Checkpoint(Snapshot((one["position"],), parts, state.lineages, nbytes), True))
     return timeline

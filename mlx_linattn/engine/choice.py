@@ -1,0 +1,79 @@
+"""How one request chooses its tokens, beside others in the same batch."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import RequestError
+from ..sampling import make_logits_processors, make_sampler
+from .types import Request
+
+
+class Choice:
+    """The sampler and the logits processors of a request, as a batch calls them.
+
+    Token n is drawn with a key made of the request's seed and n alone, so it is the same whatever else is drawn meanwhile. What a
+    request's own functions raise does not reach the batch: ``error`` keeps it, and the tokens from number ``failed`` on mean nothing.
+    """
+
+    def __init__(self, request: Request):
+        self.error: Exception | None = None
+        self.failed: int | None = None
+        self.index = 0  # the number of the next token
+        self._seed = secrets.randbits(64) if request.seed is None else request.seed
+        self._draws = request.sampler is not None or request.temp > 0
+        self._sampler = request.sampler or make_sampler(
+            request.temp, top_p=request.top_p, min_p=request.min_p, top_k=request.top_k
+        )
+        self._processors = [
+            *make_logits_processors(
+                request.logit_bias, request.repetition_penalty,
+                presence_penalty=request.presence_penalty, frequency_penalty=request.frequency_penalty,
+            ),
+            *request.logits_processors,
+        ]  # fmt: skip
+        self._last: tuple[int, mx.array] | None = None
+
+    @property
+    def processors(self) -> list[Any]:
+        return [self._process] if self._processors else []
+
+    def rewind(self, index: int) -> None:
+        """Choose token ``index`` next; it may have been chosen before."""
+        self.index = index
+
+    def sample(self, logprobs: mx.array) -> mx.array:
+        """Token [1] for ``logprobs`` [1, V]."""
+        index, self.index = self.index, self.index + 1
+        try:
+            if self._draws:
+                digest = hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest()
+                mx.random.seed(int.from_bytes(digest, "big"))  # of this thread
+            return self._sampler(logprobs).reshape(1).astype(mx.uint32)
+        except Exception as error:
+            self._fail(error, index)
+            return mx.argmax(logprobs, axis=-1)
+
+    def _process(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """``logits`` [1, V] after the processors. They keep count of their calls, so none is asked twice about a token."""
+        if self._last is not None and self._last[0] == tokens.size:
+            return self._last[1]
+        result = logits
+        try:
+            for process in self._processors:
+                result = process(tokens, result)
+            if result.shape != logits.shape:
+                raise RequestError(f"a logits processor returned {result.shape}, expected {logits.shape}")
+        except Exception as error:
+            self._fail(error, self.index)
+            result = logits
+        self._last = tokens.size, result
+        return result
+
+    def _fail(self, error: Exception, index: int) -> None:
+        if self.error is None:
+            self.error, self.failed = error, index

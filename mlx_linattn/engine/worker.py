@@ -1,0 +1,320 @@
+"""The engine's thread: it loads the model, owns every state, and makes all answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from .. import budget
+from ..errors import BusyError, ClosedError, MemoryLimitError
+from ..loading import load
+from ..state import KVOptions
+from .batch import Batch, Row, Step
+from .choice import Choice
+from .prefixes import Prefixes
+from .prompt import Prompt
+from .stream import Channel
+from .transcript import Transcript
+from .types import Done, Progress, Request, Timing, Usage
+
+PREFILL_STEP = 512  # prompt tokens that are read between two tokens of other answers
+STRIDE = 2048  # a checkpoint in every so many tokens of a long prompt
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way."""
+
+    request: Request
+    prompt: Prompt
+    max_tokens: int  # -1: no limit
+    channel: Channel
+    transcript: Transcript
+    choice: Choice
+    came: float = field(default_factory=time.perf_counter)
+    began: float | None = None
+    first: float | None = None
+    reused: int = 0
+    read: int = 0  # prompt tokens that were read
+    row: Row | None = None
+    nbytes: int = 0  # what its state will take
+    resting: tuple[list[int], Any] | None = None  # tokens and state of an answer that nobody reads
+
+
+@dataclass
+class Totals:
+    requests: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Worker:
+    """Loads in its thread; raises what loading raises. ``source``: a folder or Hub id, or a model and its tokenizer."""
+
+    def __init__(
+        self,
+        source: Any,
+        loading: dict[str, Any],
+        options: KVOptions,
+        *,
+        max_rows: int,
+        max_queue: int,
+        prefix_bytes: int | None,
+        memory_limit: float | None,
+    ):
+        self.totals = Totals()
+        self.max_rows, self.max_queue, self.memory_limit = max_rows, max_queue, memory_limit
+        self.rows: dict[Row, Job] = {}
+        self.waiting: deque[Job] = deque()
+        self.resting: list[Job] = []
+        self._options, self._prefix_bytes = options, prefix_bytes
+        self._news: SimpleQueue[Job | None] = SimpleQueue()  # its put() may even be called by a finalizer
+        self._door = threading.Lock()  # of the two below, and of the order in which jobs and the end come
+        self._jobs = 0
+        self._closed: BaseException | None = None
+        self._loaded = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(source, loading), name="mlx_linattn engine", daemon=True
+        )
+        self._thread.start()
+        self._loaded.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    # From any thread
+
+    def submit(self, job: Job) -> None:
+        with self._door:
+            self._refuse_closed()
+            if self._jobs >= self.max_rows + self.max_queue:
+                raise BusyError(
+                    f"the engine makes {self.max_rows} answers and {self.max_queue} more wait: try again later, or give it a larger max_queue"
+                )
+            self._jobs += 1
+            self._news.put(job)
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(str(self._closed)) from self._closed.__cause__
+
+    @property
+    def queue(self) -> int:
+        return self._jobs - len(self.rows)
+
+    def stir(self) -> None:
+        """Have the thread look around."""
+        self._news.put(None)
+
+    def close(self, timeout: float | None = None) -> None:
+        with self._door:
+            if self._closed is None:
+                self._closed = ClosedError("the engine was closed")
+        self.stir()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def require_room(self, tokens: int, later: int) -> None:
+        """Raises MemoryLimitError where a prompt of ``tokens`` and an answer of ``later`` would not fit even alone."""
+        with self._door:
+            self._refuse_closed()
+            state = self._probe.nbytes_with(tokens + later)
+        need = budget.Estimate(self._weights, state, self._temporary)
+        budget.require(
+            need, self.memory_limit, f"a request of {tokens:,} tokens and {later:,} more",
+            "Shorten the prompt, or bound the cache with max_kv_size or kv_bits",
+        )  # fmt: skip
+
+    # In the thread
+
+    def _run(self, source: Any, loading: dict[str, Any]) -> None:
+        try:
+            self._load(source, loading)
+            self._loaded.set()
+            self._serve()
+        except BaseException as error:
+            self._failure = error
+            self._loaded.set()
+        finally:
+            self._leave_mlx()
+
+    def _serve(self) -> None:
+        try:
+            while self._listen():
+                self._turn()
+            ending = self._closed
+        except BaseException as error:
+            ending = ClosedError(f"the engine's thread has failed: {type(error).__name__}: {error}")
+            ending.__cause__ = error
+        with self._door:
+            self._closed = ending
+        self._collect()
+        for job in [*self.rows.values(), *self.resting, *self.waiting]:
+            job.channel.end(ending)
+        self.rows, self.waiting, self.resting = {}, deque(), []
+        self.prefixes.clear()
+        self._batch = self._probe = self.model = None
+
+    @staticmethod
+    def _leave_mlx() -> None:
+        """MLX wants each of its threads to clear up; without it the process may abort when it ends (mlx#4327)."""
+        mx.clear_cache()
+        if hasattr(mx, "clear_streams"):
+            mx.clear_streams()
+
+    def _load(self, source: Any, loading: dict[str, Any]) -> None:
+        if isinstance(source, tuple):
+            (self.model, self.tokenizer), self.config = source, {}
+        else:
+            self.model, self.tokenizer, self.config = load(
+                source, return_config=True, memory_limit=self.memory_limit, **loading
+            )
+        self._weights = sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        self._probe = self.model.make_cache(self._options)
+        mx.eval(self.model.hidden_states(mx.array([[0]]), self._probe), self._probe.arrays)
+        self._temporary = budget.temporary(self.model, PREFILL_STEP)
+        room = budget.checkpoint_bytes() if self._prefix_bytes is None else self._prefix_bytes
+        self.prefixes = Prefixes(self.model, self._options, room)
+        self._batch = Batch(
+            self.model, self._options,
+            max_rows=self.max_rows, prefill_step=PREFILL_STEP, memory_limit=self.memory_limit,
+        )  # fmt: skip
+
+    def _listen(self) -> bool:
+        """Take what came; sleeps while there is nothing to do. False at the end."""
+        if not self.rows and not self.waiting:
+            self._hear(self._news.get())
+        self._collect()
+        return self._closed is None
+
+    def _collect(self) -> None:
+        while not self._news.empty():
+            self._hear(self._news.get())
+
+    def _hear(self, news: Job | None) -> None:
+        if news is not None:
+            self.waiting.append(news)
+
+    def _turn(self) -> None:
+        for job in [job for job in self.resting if job.channel.awake]:
+            self.resting.remove(job)
+            self.waiting.appendleft(job)
+        for job in [*self.waiting, *self.rows.values()]:
+            if job.channel.cancelled:
+                self._finish(job, "cancel")
+        while self.waiting and len(self.rows) < self.max_rows and self._fits(self.waiting[0]):
+            self._begin(self.waiting.popleft())
+        if self.rows:
+            for step in self._batch.step():
+                self._deliver(step)
+        for row, job in list(self.rows.items()):  # whose readers do not keep up
+            if job.channel.rest():
+                job.resting = list(row.tokens), self._leave(job)
+                self.resting.append(job)
+
+    def _fits(self, job: Job) -> bool:
+        """Whether there is memory for one more; kept prefixes give way, answers that are being made do not."""
+        limit = budget.working_set() if self.memory_limit is None else self.memory_limit
+        need = self._probe.nbytes_with(len(job.prompt.tokens) + max(job.max_tokens, 0))
+        taken = self._weights + self._temporary + sum(one.nbytes for one in [*self.rows.values(), *self.resting])
+        job.nbytes = need if job.resting is None else 0
+        free = limit - taken - need
+        if free < self.prefixes.nbytes:
+            self.prefixes.shrink(max(0, free))
+        return free >= 0 or not self.rows
+
+    def _begin(self, job: Job) -> None:
+        tokens, ends = job.prompt.tokens, set(job.prompt.ends)
+        if job.began is None:
+            job.began = time.perf_counter()
+        if job.resting is not None:
+            (tokens, state), job.resting = job.resting, None
+            ends = set()
+        else:
+            found = self.prefixes.find(tokens)
+            state, job.reused = found.state, found.state.offset if found.state else 0
+            # Where this prompt parts from another, a third one may part too.
+            ends |= {found.parting, *range(STRIDE, len(tokens), STRIDE)}
+            ends = {end for end in ends if job.reused < end < len(tokens)}
+        made = job.transcript.tokens
+        job.choice.rewind(made)
+
+        def keep(state) -> None:
+            self.prefixes.insert(job.row.tokens[: state.offset], state)
+
+        try:
+            job.row = self._batch.add(
+                tokens, state=state, sampler=job.choice.sample, logits_processors=job.choice.processors,
+                max_tokens=-1 if job.max_tokens == -1 else job.max_tokens - made,
+                stop_tokens=frozenset(self.tokenizer.eos_token_ids), checkpoints=keep, ends=tuple(sorted(ends)),
+            )  # fmt: skip
+        except MemoryLimitError as error:
+            self._end(job, error)
+            return
+        self.rows[job.row] = job
+
+    def _deliver(self, step: Step) -> None:
+        job = self.rows.get(step.row)
+        if job is None:  # it left in this very turn
+            return
+        if step.token is None:
+            if step.done is not None:
+                job.read = step.done
+                job.channel.put(Progress(step.done, step.total))
+            return
+        job.first = job.first or time.perf_counter()
+        choice, transcript = job.choice, job.transcript
+        if choice.failed is None or transcript.tokens < choice.failed:
+            if step.finish_reason == "stop":
+                transcript.ended()
+            else:
+                for event in transcript.feed(step.token, step.logprobs):
+                    job.channel.put(event)
+        if choice.failed is not None and transcript.tokens >= choice.failed:
+            self._leave(job)
+            self._end(job, choice.error)
+        elif transcript.stopped:
+            self._finish(job, "stop")
+        elif step.finish_reason:
+            self._finish(job, step.finish_reason)
+
+    def _leave(self, job: Job) -> Any:
+        """Take a job's row out of the batch; returns its state."""
+        row, job.row = job.row, None
+        del self.rows[row]
+        return self._batch.remove(row)
+
+    def _finish(self, job: Job, reason: str) -> None:
+        """The end of an answer, or of one that was cancelled at whatever stage."""
+        if job.row is not None:
+            tokens = job.row.tokens
+            state = self._leave(job)
+            self.prefixes.insert(tokens[: state.offset], state)
+        elif job in self.waiting:
+            self.waiting.remove(job)
+        for event in job.transcript.finish():
+            job.channel.put(event)
+        if reason == "stop" and job.transcript.calls:
+            reason = "tool_calls"
+        transcript, now = job.transcript, time.perf_counter()
+        usage = Usage(len(job.prompt.tokens), job.reused, transcript.tokens, transcript.reasoning_tokens)
+        began, first = job.began or now, job.first or now
+        job.channel.put(Done(reason, usage, Timing(began - job.came, first - began, now - first)))
+        self.totals.requests += 1
+        self.totals.prompt_tokens += usage.prompt_tokens
+        self.totals.reused_tokens += usage.reused_tokens
+        self.totals.completion_tokens += usage.completion_tokens
+        self._end(job)
+
+    def _end(self, job: Job, error: BaseException | None = None) -> None:
+        with self._door:
+            self._jobs -= 1
+        job.channel.end(error)
