@@ -65,7 +65,7 @@ class Model(model.Model):
         self.args = args
 
     def make_cache(self, *options) -> list[ModelStateCache]:
-        return [ModelStateCache(super().make_cache(*options))]
+        return [ModelStateCache(super().make_cache(*options), self)]
 
     def __call__(self, ids, cache: list[ModelStateCache] | None = None):
         """Logits [B, T, V] of ``ids`` [B, T], read after what the one entry of ``cache`` holds."""

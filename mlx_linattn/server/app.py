@@ -105,7 +105,11 @@ def make_app(engine: Engine, options: Options) -> Starlette:
         yield
         await run_in_threadpool(engine.close, options.close_seconds)
 
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(options.hosts), www_redirect=False)] if options.hosts else []
+    middleware = (
+        [Middleware(TrustedHostMiddleware, allowed_hosts=list(options.hosts), www_redirect=False)]
+        if options.hosts
+        else []
+    )
     if options.origins:
         middleware.append(
             Middleware(
@@ -135,7 +139,9 @@ async def _problem(_: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: HTTPException) -> Response:
     what = f"{request.method} {request.url.path}"
-    problem = ApiError(error.status_code, f"{what}: {error.detail}", "unknown_url" if error.status_code == 404 else None)
+    problem = ApiError(
+        error.status_code, f"{what}: {error.detail}", "unknown_url" if error.status_code == 404 else None
+    )
     return JSONResponse(problem.body, problem.status, error.headers)
 
 
@@ -158,7 +164,9 @@ async def read_json(request: Request, options: Options) -> dict:
     """The JSON object of a request; raises ApiError where it is none, too large, or does not arrive."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a foreign web page can send other types without being asked for its origin
-        raise ApiError(415, f"Content-Type is {kind or 'missing'}, expected application/json", "unsupported_content_type")
+        raise ApiError(
+            415, f"Content-Type is {kind or 'missing'}, expected application/json", "unsupported_content_type"
+        )
     too_large = ApiError(413, f"the request is larger than {options.max_body:,} bytes", "request_too_large")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > options.max_body:

@@ -24,23 +24,60 @@ def parser() -> argparse.ArgumentParser:
     net = parser.add_argument_group("network")
     net.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     net.add_argument("--port", type=int, default=8080, help="port; 0: any free one (default: %(default)s)")
-    net.add_argument("--api-key", metavar="KEY", help=f"clients must send it (better: in the environment, {KEY_VARIABLE})")
-    net.add_argument("--cors-origin", action="append", default=[], metavar="URL", help="a web page's origin that may ask; repeatable")
-    net.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="another Host header to answer, as behind a proxy; repeatable")
+    net.add_argument(
+        "--api-key", metavar="KEY", help=f"clients must send it (better: in the environment, {KEY_VARIABLE})"
+    )
+    net.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL", help="a web page's origin that may ask; repeatable"
+    )
+    net.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another Host header to answer, as behind a proxy; repeatable",
+    )
     net.add_argument("--log-requests", action="store_true", help="print a line on stderr for each request")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-rows", type=int, default=8, metavar="N", help="answers made at the same time (default: %(default)s)")
-    limits.add_argument("--max-queue", type=int, default=64, metavar="N", help="requests that may wait; others get status 429 (default: %(default)s)")
-    limits.add_argument("--max-context", type=int, metavar="N", help="tokens of prompt and answer together (default: as memory allows)")
-    limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="size of a request (default: %(default)g)")
-    limits.add_argument("--shutdown-timeout", type=float, default=10.0, metavar="S", help="seconds for running answers to end when the server is stopped (default: %(default)g)")
-    limits.add_argument("--prefix-memory", type=float, metavar="GB", help="memory for prompts to go on from; 0: none (default: a sixteenth of the device's)")
+    limits.add_argument(
+        "--max-rows", type=int, default=8, metavar="N", help="answers made at the same time (default: %(default)s)"
+    )
+    limits.add_argument(
+        "--max-queue",
+        type=int,
+        default=64,
+        metavar="N",
+        help="requests that may wait; others get status 429 (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-context", type=int, metavar="N", help="tokens of prompt and answer together (default: as memory allows)"
+    )
+    limits.add_argument(
+        "--max-body", type=float, default=32.0, metavar="MB", help="size of a request (default: %(default)g)"
+    )
+    limits.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds for running answers to end when the server is stopped (default: %(default)g)",
+    )
+    limits.add_argument(
+        "--prefix-memory",
+        type=float,
+        metavar="GB",
+        help="memory for prompts to go on from; 0: none (default: a sixteenth of the device's)",
+    )
     limits.add_argument("--prefix-folder", metavar="FOLDER", help="keep them on disk too, to survive a restart")
     sampling = parser.add_argument_group("what a request gets that does not say otherwise")
-    sampling.add_argument("--max-tokens", type=int, default=4096, help="longest answer; -1: no limit (default: %(default)s)")
+    sampling.add_argument(
+        "--max-tokens", type=int, default=4096, help="longest answer; -1: no limit (default: %(default)s)"
+    )
     sampling.add_argument("--temp", type=float, default=0.0, help="temperature; 0: greedy (default: %(default)s)")
     sampling.add_argument("--top-p", type=float, default=0.0, help="nucleus sampling; 0: off (default: %(default)s)")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="least probability relative to the best (default: %(default)s)")
+    sampling.add_argument(
+        "--min-p", type=float, default=0.0, help="least probability relative to the best (default: %(default)s)"
+    )
     sampling.add_argument("--top-k", type=int, default=0, help="sample from the best K; 0: all (default: %(default)s)")
     add_memory_options(parser)
     return parser
@@ -111,7 +148,9 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"cannot listen on {host} port {port} ({reason}); choose another --host or --port") from error
+        raise RequestError(
+            f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
+        ) from error
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -216,7 +216,10 @@ def _message(where: str, message: Any) -> dict:
         if message.get(name) is not None:
             raise unsupported(f"{where}.{name}", "is not supported")
     calls = message.get("tool_calls")
-    result = {"role": ROLES[message["role"]], "content": _content(f"{where}.content", message.get("content"), bool(calls))}
+    result = {
+        "role": ROLES[message["role"]],
+        "content": _content(f"{where}.content", message.get("content"), bool(calls)),
+    }
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(name)
         if value is not None and not isinstance(value, str):
