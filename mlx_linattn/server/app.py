@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import ClosedError
 from . import requests
 from .problems import ApiError
@@ -90,15 +90,16 @@ def make_app(engine: Engine, options: Options) -> Starlette:
     async def answer(request: Request, understand: Callable[[dict], Asked], kind: type[Reply]) -> Response:
         asked = understand(await read_json(request, options))
         known(asked.model)
-        stream = await run_in_threadpool(engine.submit, asked.request)
-        reply = kind(asked, options.name)
-        if asked.stream:
-            return EventStream(stream, reply, options.keep_alive)
         try:
-            events = [event async for event in watched(stream, request.receive, reply)]
+            stream = await run_in_threadpool(engine.submit, asked.request)
+            reply = kind(asked, options.name)
+            if asked.stream:
+                return EventStream(stream, reply, options.keep_alive)
+            return JSONResponse(reply.whole([event async for event in watched(stream, request.receive, reply)]))
         except ClientGone:
             return Response(status_code=499)  # which nobody reads
-        return JSONResponse(reply.whole(events))
+        except Exception as error:
+            raise told(error) from error
 
     @asynccontextmanager
     async def life(_: Starlette):
@@ -127,7 +128,7 @@ def make_app(engine: Engine, options: Options) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
         ],
         middleware=middleware,
-        exception_handlers={HTTPException: _no_route, ApiError: _problem, Exception: _problem},
+        exception_handlers={HTTPException: _no_route, ApiError: _problem},
         lifespan=life,
     )
 

@@ -26,6 +26,9 @@ class ApiError(Exception):
         return extra.get(self.status, {})
 
 
+INTERNAL = ApiError(500, "internal error; the server's log has the details", "internal_error")  # a bug
+
+
 def invalid(param: str, message: str) -> ApiError:
     """A field of the request is wrong."""
     return ApiError(400, f"{param}: {message}", "invalid_value", param)

@@ -30,6 +30,10 @@ class Reply:
         }  # fmt: skip
         self.calls = 0  # tool calls so far
 
+    def note(self, event: Event) -> None:
+        """Count ``event``, before it is written."""
+        self.calls += isinstance(event, ToolCall)
+
     def enough(self) -> bool:
         """Whether nothing that may still come belongs to the answer."""
         return self.calls > 0 and not self.asked.tool_calls_at_once
@@ -44,15 +48,12 @@ class Reply:
             last = [self._chunk({}, finish_reason=self._reason(event))]
             usage = [{**self._chunk({}), "choices": [], "usage": usage_of(event)}] if self.asked.include_usage else []
             return [*last, *usage]
-        if isinstance(event, ToolCall):
-            self.calls += 1
         delta = self._delta(event)
         return [] if delta is None else [self._chunk(*delta)]
 
     def whole(self, events: Sequence[Event]) -> dict:
         """All of an answer; the last event is its Done."""
         done = events[-1]
-        self.calls = sum(isinstance(event, ToolCall) for event in events)
         choice = {"index": 0, **self._choice(events[:-1]), "finish_reason": self._reason(done)}
         return {**self.head, "object": self.whole_object, "choices": [choice], "usage": usage_of(done)}
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..engine.types import Done, Event, Progress
-from .problems import ApiError, as_api_error
+from .problems import INTERNAL, ApiError, as_api_error
 from .replies import Reply
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class ClientGone(Exception):
 async def watched(stream, receive: Receive, reply: Reply, patience: float | None = None) -> AsyncIterator[Event | None]:
     """The events of an engine's stream; None whenever there was none for ``patience`` seconds.
 
-    Raises ClientGone when the client has left. However it ends, the engine's stream is closed.
+    Only Done comes after what is enough for ``reply``. Raises ClientGone when the client has left. However it ends, the engine's stream is closed.
     """
     gone = asyncio.ensure_future(_gone(receive))
     event: asyncio.Future | None = None
@@ -43,7 +43,9 @@ async def watched(stream, receive: Receive, reply: Reply, patience: float | None
             except StopAsyncIteration:
                 return
             event = None
-            yield value
+            if isinstance(value, Done) or not reply.enough():
+                reply.note(value)
+                yield value
             if reply.enough():
                 stream.cancel()
     finally:
@@ -83,7 +85,7 @@ class EventStream(Response):
                     await write(": waiting\n\n")
                 elif isinstance(event, Progress):
                     await write(f": prompt {event.done}/{event.total}\n\n")
-                elif isinstance(event, Done) or not self.reply.enough():
+                else:
                     for chunk in self.reply.chunk(event):
                         await write(_data(chunk))
             await write("data: [DONE]\n\n", more=False)
@@ -104,7 +106,7 @@ def told(error: Exception) -> ApiError:
     known = as_api_error(error)
     if known is None:
         log.error("internal error", exc_info=error)
-        return ApiError(500, "internal error; the server's log has the details", "internal_error")
+        return INTERNAL
     return known
 
 
