@@ -160,7 +160,7 @@ class KVState:
         self._reserved = 0
         exact, packed = self._split(snapshot)
         self.exact = [self._shrunk(buffer, exact) for buffer in self.exact]
-        self.packed = [tuple(self._shrunk(x, packed) for x in triple) for triple in self.packed]
+        self.packed = [tuple(self._shrunk(x, packed) for x in triple) for triple in self.packed] if packed else []
 
     def _split(self, length: int) -> tuple[int, int]:
         """How many of ``length`` columns are exact, and how many packed."""
@@ -189,13 +189,14 @@ class KVState:
     def join(self, others: list[KVState]) -> KVState:
         """Another state that holds our rows and then the rows of ``others``."""
         twin, states = self.fork(), [self, *others]
-        twin.length, twin._reserved = max(one.length for one in states), 0
+        twin.reset()
+        twin.length = max(one.length for one in states)
         exact, packed = self._split(twin.length)
         rows = [one.state[0].shape[0] for one in states]
         if exact:
             twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
         if packed:
-            absent = [(None,) * 3] * len(next(one.packed for one in states if one.packed))
+            absent = [(None,) * 3] * max(len(one.packed) for one in states)
             triples = zip(*(one.packed or absent for one in states))
             twin.packed = [tuple(self._stacked(part, rows, packed) for part in zip(*triple)) for triple in triples]
         return twin
