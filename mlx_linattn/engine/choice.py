@@ -16,14 +16,11 @@ from .types import Request
 class Choice:
     """The sampler and the logits processors of a request, as a batch calls them.
 
-    Token n is drawn with a key made of the request's seed and n alone, so it is the same whatever else is drawn meanwhile. What a
-    request's own functions raise does not reach the batch: ``error`` keeps it, and the tokens from number ``failed`` on mean nothing.
+    Token n is drawn with a key made of the request's seed and n alone, so it is the same whatever else is drawn meanwhile.
     """
 
     def __init__(self, request: Request):
-        self.error: Exception | None = None
-        self.failed: int | None = None
-        self.index = 0  # the number of the next token
+        self.index = 0  # the number of the next token, which may have been chosen before
         self._seed = secrets.randbits(64) if request.seed is None else request.seed
         self._draws = request.sampler is not None or request.temp > 0
         self._sampler = request.sampler or make_sampler(
@@ -42,38 +39,24 @@ class Choice:
     def processors(self) -> list[Any]:
         return [self._process] if self._processors else []
 
-    def rewind(self, index: int) -> None:
-        """Choose token ``index`` next; it may have been chosen before."""
-        self.index = index
-
     def sample(self, logprobs: mx.array) -> mx.array:
         """Token [1] for ``logprobs`` [1, V]."""
         index, self.index = self.index, self.index + 1
-        try:
-            if self._draws:
-                digest = hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest()
-                mx.random.seed(int.from_bytes(digest, "big"))  # of this thread
-            return self._sampler(logprobs).reshape(1).astype(mx.uint32)
-        except Exception as error:
-            self._fail(error, index)
-            return mx.argmax(logprobs, axis=-1)
+        if self._draws:
+            digest = hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest()
+            mx.random.seed(int.from_bytes(digest, "big"))  # of this thread
+        token = self._sampler(logprobs)
+        if not isinstance(token, mx.array) or token.size != 1:
+            raise RequestError(f"the sampler returned {token!r}, expected an array of one token")
+        return token.reshape(1)
 
     def _process(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """``logits`` [1, V] after the processors. They keep count of their calls, so none is asked twice about a token."""
-        if self._last is not None and self._last[0] == tokens.size:
-            return self._last[1]
-        result = logits
-        try:
+        """``logits`` [1, V] after the processors. They may count their calls, so none is asked twice about a token."""
+        if self._last is None or self._last[0] != tokens.size:
+            result = logits
             for process in self._processors:
                 result = process(tokens, result)
             if result.shape != logits.shape:
                 raise RequestError(f"a logits processor returned {result.shape}, expected {logits.shape}")
-        except Exception as error:
-            self._fail(error, self.index)
-            result = logits
-        self._last = tokens.size, result
-        return result
-
-    def _fail(self, error: Exception, index: int) -> None:
-        if self.error is None:
-            self.error, self.failed = error, index
+            self._last = tokens.size, result
+        return self._last[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
@@ -13,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .. import budget
-from ..errors import BusyError, ClosedError, MemoryLimitError
+from ..errors import BusyError, ClosedError
 from ..loading import load
 from ..state import KVOptions
 from .batch import Batch, Row, Step
@@ -42,9 +43,7 @@ class Job:
     began: float | None = None
     first: float | None = None
     reused: int = 0
-    read: int = 0  # prompt tokens that were read
     row: Row | None = None
-    nbytes: int = 0  # what its state will take
     resting: tuple[list[int], Any] | None = None  # tokens and state of an answer that nobody reads
 
 
@@ -211,10 +210,12 @@ class Worker:
             if job.channel.cancelled:
                 self._finish(job, "cancel")
         while self.waiting and len(self.rows) < self.max_rows and self._fits(self.waiting[0]):
-            self._begin(self.waiting.popleft())
-        if self.rows:
-            for step in self._batch.step():
-                self._deliver(step)
+            job = self.waiting.popleft()
+            self._guard(job, self._begin, job)
+        for step in self._batch.step() if self.rows else ():
+            if step.row in self.rows:  # it may have left in this very turn
+                job = self.rows[step.row]
+                self._guard(job, self._deliver, job, step)
         for row, job in list(self.rows.items()):  # whose readers do not keep up
             if job.channel.rest():
                 job.resting = list(row.tokens), self._leave(job)
@@ -223,13 +224,26 @@ class Worker:
     def _fits(self, job: Job) -> bool:
         """Whether there is memory for one more; kept prefixes give way, answers that are being made do not."""
         limit = budget.working_set() if self.memory_limit is None else self.memory_limit
-        need = self._probe.nbytes_with(len(job.prompt.tokens) + max(job.max_tokens, 0))
-        taken = self._weights + self._temporary + sum(one.nbytes for one in [*self.rows.values(), *self.resting])
-        job.nbytes = need if job.resting is None else 0
-        free = limit - taken - need
-        if free < self.prefixes.nbytes:
-            self.prefixes.shrink(max(0, free))
+        held = mx.get_active_memory() - self.prefixes.nbytes
+        growth = sum(self._growth(one) for one in [job, *self.rows.values()])
+        free = limit - held - growth - self._temporary
+        self.prefixes.shrink(max(0, free))
         return free >= 0 or not self.rows
+
+    def _growth(self, job: Job) -> int:
+        """Bytes that a job will take beside those that it holds."""
+        tokens = len(job.prompt.tokens) + max(job.max_tokens, 0)
+        now = len(job.row.tokens) if job.row else len(job.resting[0]) if job.resting else 0
+        return max(0, self._probe.nbytes_with(tokens) - (self._probe.nbytes_with(now) if now else 0))
+
+    def _guard(self, job: Job, act: Callable, *arguments: Any) -> None:
+        """One job's trouble is not another's."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            if job.row is not None:
+                self._leave(job)
+            self._end(job, error)
 
     def _begin(self, job: Job) -> None:
         tokens, ends = job.prompt.tokens, set(job.prompt.ends)
@@ -245,52 +259,37 @@ class Worker:
             ends |= {found.parting, *range(STRIDE, len(tokens), STRIDE)}
             ends = {end for end in ends if job.reused < end < len(tokens)}
         made = job.transcript.tokens
-        job.choice.rewind(made)
-
-        def keep(state) -> None:
-            self.prefixes.insert(job.row.tokens[: state.offset], state)
-
-        try:
-            job.row = self._batch.add(
-                tokens, state=state, sampler=job.choice.sample, logits_processors=job.choice.processors,
-                max_tokens=-1 if job.max_tokens == -1 else job.max_tokens - made,
-                stop_tokens=frozenset(self.tokenizer.eos_token_ids), checkpoints=keep, ends=tuple(sorted(ends)),
-            )  # fmt: skip
-        except MemoryLimitError as error:
-            self._end(job, error)
-            return
+        job.choice.index = made
+        job.row = self._batch.add(
+            tokens, state=state, sampler=job.choice.sample, logits_processors=job.choice.processors,
+            max_tokens=-1 if job.max_tokens == -1 else job.max_tokens - made,
+            stop_tokens=frozenset(self.tokenizer.eos_token_ids),
+            checkpoints=lambda state: self.prefixes.insert(tokens[: state.offset], state),
+            ends=sorted(ends) if self.prefixes.room else (),
+        )  # fmt: skip
         self.rows[job.row] = job
 
-    def _deliver(self, step: Step) -> None:
-        job = self.rows.get(step.row)
-        if job is None:  # it left in this very turn
-            return
+    def _deliver(self, job: Job, step: Step) -> None:
+        if step.error is not None:
+            raise step.error
         if step.token is None:
-            if step.done is not None:
-                job.read = step.done
-                job.channel.put(Progress(step.done, step.total))
+            job.channel.put(Progress(step.done, step.total))
             return
         job.first = job.first or time.perf_counter()
-        choice, transcript = job.choice, job.transcript
-        if choice.failed is None or transcript.tokens < choice.failed:
-            if step.finish_reason == "stop":
-                transcript.ended()
-            else:
-                for event in transcript.feed(step.token, step.logprobs):
-                    job.channel.put(event)
-        if choice.failed is not None and transcript.tokens >= choice.failed:
-            self._leave(job)
-            self._end(job, choice.error)
-        elif transcript.stopped:
-            self._finish(job, "stop")
-        elif step.finish_reason:
-            self._finish(job, step.finish_reason)
+        if step.finish_reason == "stop":
+            job.transcript.ended()
+        else:
+            for event in job.transcript.feed(step.token, step.logprobs):
+                job.channel.put(event)
+        reason = "stop" if job.transcript.stopped else step.finish_reason
+        if reason:
+            self._finish(job, reason)
 
     def _leave(self, job: Job) -> Any:
-        """Take a job's row out of the batch; returns its state."""
+        """Part with a job's row; returns its state, which has read the first ``state.offset`` tokens."""
         row, job.row = job.row, None
         del self.rows[row]
-        return self._batch.remove(row)
+        return self._batch.remove(row) if row.state is None else row.state
 
     def _finish(self, job: Job, reason: str) -> None:
         """The end of an answer, or of one that was cancelled at whatever stage."""
@@ -300,6 +299,9 @@ class Worker:
             self.prefixes.insert(tokens[: state.offset], state)
         elif job in self.waiting:
             self.waiting.remove(job)
+            if job.resting is not None:
+                tokens, state = job.resting
+                self.prefixes.insert(tokens[: state.offset], state)
         for event in job.transcript.finish():
             job.channel.put(event)
         if reason == "stop" and job.transcript.calls:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..engine.engine import Engine
+from ..engine import Engine
 from ..errors import ClosedError
 from . import requests
 from .problems import ApiError

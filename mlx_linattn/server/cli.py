@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     local = args.host in LOOPBACK
     listening = listen(args.host, args.port)  # before the model is loaded: a port in use is known at once
-    from ..engine.engine import Engine
+    from ..engine import Engine
     from .requests import Defaults
 
     with listening:

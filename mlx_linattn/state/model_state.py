@@ -196,13 +196,6 @@ class ModelState(Sequence):
         )
         self.load(arrays, length)
 
-    def load(self, layers: Iterable[list[mx.array | None]], length: int) -> None:
-        """Hold one row of ``length`` tokens: what the ``dump`` of every layer gave."""
-        self.reset()
-        for layer, arrays in zip(self.layers, layers):
-            layer.load(arrays, length)
-        self.counts = (length,)
-
     def reaches(self, snapshot: Snapshot) -> bool:
         """Whether these rows were there, and no restore since then went back behind them: their keys and values still are."""
         if not snapshot.counts:
