@@ -1,0 +1,97 @@
+"""The command ``mlx-linattn serve`` as a user starts and stops it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from helpers import endless_demo
+
+SERVE = [sys.executable, "-m", "mlx_linattn", "serve"]
+PEPPER = [{"role": "user", "content": "My dog is called Pepper. What is my dog's name?"}]
+
+
+class Served:
+    """A server of its own process."""
+
+    def __init__(self, *options, **variables):
+        self.process = subprocess.Popen(
+            [*SERVE, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+        self.said = self.process.stderr.readline()
+        assert self.said, self.process.wait()
+        self.url = re.search(r"http://\S+/v1", self.said).group()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self, number) -> tuple[int, str, str]:
+        """Exit status, and what was printed after the first line."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+
+def failed(*options, python: str | None = None) -> str:
+    """The one line of a start that cannot be."""
+    command = [*SERVE, *options] if python is None else [sys.executable, "-c", python]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_it_says_where_it_is_and_ctrl_c_ends_it():
+    with Served("--served-name", "pepper", MLX_LINATTN_API_KEY="key") as served:
+        assert served.said == f"Serving pepper at {served.url} (Ctrl-C stops)\n"
+        assert served.url.startswith("http://127.0.0.1:")
+        assert httpx.get(f"{served.url}/models").status_code == 401
+        with httpx.Client(headers={"Authorization": "Bearer key"}, timeout=60) as client:
+            (model,) = client.get(f"{served.url}/models").json()["data"]
+            assert model["id"] == "pepper"
+            for name in ("pepper", "demo"):  # its id, and the model as it was asked for
+                answer = client.post(f"{served.url}/chat/completions", json={"model": name, "messages": PEPPER})
+                assert answer.json()["choices"][0]["message"]["content"] == "Your dog's name is Pepper."
+        assert served.stop(signal.SIGINT) == (130, "", "\n")
+
+
+def test_a_running_answer_is_told_of_the_end_and_does_not_hold_it_up(tmp_path):
+    folder = endless_demo(tmp_path / "endless")
+    with Served("--model", str(folder), "--shutdown-timeout", "0.2", "--max-tokens", "-1") as served:
+        assert "Serving endless at" in served.said
+        body = {"messages": PEPPER, "stream": True}
+        with httpx.stream("POST", f"{served.url}/chat/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(line for line in lines if '"content": "Your"' in line)
+            began = time.monotonic()
+            served.process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "service_unavailable"
+        assert served.process.wait(timeout=20) == -signal.SIGTERM
+        assert time.monotonic() - began < 15
+
+
+def test_what_cannot_start_says_why_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1 port {port}" in failed("--port", port)
+    assert "--max-rows is 0, expected 1 or more" in failed("--max-rows", "0")
+    assert "every web page" in failed("--cors-origin", "*")
+    assert "no such folder" in failed("--port", "0", "--model", "./nothing")
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "starlette.applications"])
+def test_without_the_extra_it_says_what_to_install(name):
+    python = f"import sys; sys.modules[{name!r}] = None; from mlx_linattn.cli import main; sys.exit(main(['serve']))"
+    assert "pip install 'mlx-linattn[server]'" in failed(python=python)
