@@ -85,17 +85,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
+    _check(args)
     try:
+        import starlette.applications  # noqa: F401
         import uvicorn
-
-        from .app import LOCAL_HOSTS, Options, make_app
     except ModuleNotFoundError as error:
         raise RequestError(f"serve needs {error.name}: pip install 'mlx-linattn[server]'") from error
-    _check(args)
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     local = args.host in LOOPBACK
     listening = listen(args.host, args.port)  # before the model is loaded: a port in use is known at once
     from ..engine import Engine
+    from .app import LOCAL_HOSTS, Options, make_app
     from .requests import Defaults
 
     with listening:

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from helpers import endless_demo
 
+from mlx_linattn.cli import main
+
 SERVE = [sys.executable, "-m", "mlx_linattn", "serve"]
 PEPPER = [{"role": "user", "content": "My dog is called Pepper. What is my dog's name?"}]
 
@@ -41,15 +43,6 @@ class Served:
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=20)
         return self.process.returncode, out, err
-
-
-def failed(*options, python: str | None = None) -> str:
-    """The one line of a start that cannot be."""
-    command = [*SERVE, *options] if python is None else [sys.executable, "-c", python]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
 
 
 def test_it_says_where_it_is_and_ctrl_c_ends_it():
@@ -82,16 +75,32 @@ def test_a_running_answer_is_told_of_the_end_and_does_not_hold_it_up(tmp_path):
         assert time.monotonic() - began < 15
 
 
-def test_what_cannot_start_says_why_in_one_line():
+def failed(capsys, *options) -> str:
+    """The one line of a start that cannot be."""
+    assert main(["serve", *options]) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == ""
+    return line
+
+
+def test_what_cannot_start_says_why_in_one_line(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"cannot listen on 127.0.0.1 port {port}" in failed("--port", port)
-    assert "--max-rows is 0, expected 1 or more" in failed("--max-rows", "0")
-    assert "every web page" in failed("--cors-origin", "*")
-    assert "no such folder" in failed("--port", "0", "--model", "./nothing")
+        assert f"cannot listen on 127.0.0.1 port {port}" in failed(capsys, "--port", port)
+    assert "cannot listen on 127.0.0.1 port 70000" in failed(capsys, "--port", "70000")
+    assert "--max-rows is 0, expected 1 or more" in failed(capsys, "--max-rows", "0")
+    assert "every web page" in failed(capsys, "--cors-origin", "*")
+
+
+def test_a_model_that_is_not_there_ends_the_process_in_order():
+    done = subprocess.run([*SERVE, "--port", "0", "--model", "./nothing"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "no such folder" in line
 
 
 @pytest.mark.parametrize("name", ["uvicorn", "starlette.applications"])
-def test_without_the_extra_it_says_what_to_install(name):
-    python = f"import sys; sys.modules[{name!r}] = None; from mlx_linattn.cli import main; sys.exit(main(['serve']))"
-    assert "pip install 'mlx-linattn[server]'" in failed(python=python)
+def test_without_the_extra_it_says_what_to_install(name, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    assert "pip install 'mlx-linattn[server]'" in failed(capsys)
