@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any
 
 import mlx.core as mx
 
@@ -20,24 +19,19 @@ class Choice:
     """
 
     def __init__(self, request: Request):
-        self.index = 0  # the number of the next token, which may have been chosen before
+        self.index = 0  # the number of the next token
         self._seed = secrets.randbits(64) if request.seed is None else request.seed
         self._draws = request.sampler is not None or request.temp > 0
         self._sampler = request.sampler or make_sampler(
             request.temp, top_p=request.top_p, min_p=request.min_p, top_k=request.top_k
         )
-        self._processors = [
+        self.processors = [
             *make_logits_processors(
                 request.logit_bias, request.repetition_penalty,
                 presence_penalty=request.presence_penalty, frequency_penalty=request.frequency_penalty,
             ),
             *request.logits_processors,
         ]  # fmt: skip
-        self._last: tuple[int, mx.array] | None = None
-
-    @property
-    def processors(self) -> list[Any]:
-        return [self._process] if self._processors else []
 
     def sample(self, logprobs: mx.array) -> mx.array:
         """Token [1] for ``logprobs`` [1, V]."""
@@ -49,14 +43,3 @@ class Choice:
         if not isinstance(token, mx.array) or token.size != 1:
             raise RequestError(f"the sampler returned {token!r}, expected an array of one token")
         return token.reshape(1)
-
-    def _process(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """``logits`` [1, V] after the processors. They may count their calls, so none is asked twice about a token."""
-        if self._last is None or self._last[0] != tokens.size:
-            result = logits
-            for process in self._processors:
-                result = process(tokens, result)
-            if result.shape != logits.shape:
-                raise RequestError(f"a logits processor returned {result.shape}, expected {logits.shape}")
-            self._last = tokens.size, result
-        return self._last[1]

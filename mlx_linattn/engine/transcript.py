@@ -84,13 +84,15 @@ class Transcript:
                 yield from self._show(len(self._held) - self._undecided())
                 return
             target = self._edges[self._mode][mark]
-            shown = begin if target == END or not self._trims else len(self._held[:begin].rstrip("\n"))
+            exact = target == END or self._mode == TOOL or not self._trims
+            shown = begin if exact else len(self._held[:begin].rstrip("\n"))
             yield from self._show(shown)
+            dropped = self._held[: begin - shown]
             self._drop(begin - shown + len(mark))
             if self._mode == TOOL:
                 yield from self._close(mark)
             if target == TOOL:
-                self._opening, self._call = mark, ""
+                self._opening, self._call = dropped + mark, ""
             if target == END:
                 self.stopped = True
                 self._drop(len(self._held))
@@ -108,7 +110,7 @@ class Transcript:
         """How many of the last characters may belong to a mark, or to the blank lines before one."""
         held, marks = self._held, self._edges.get(self._mode, {})
         longest = max((n for mark in marks for n in range(len(mark)) if held.endswith(mark[:n])), default=0)
-        if self._trims and any(target != END for target in marks.values()):
+        if self._trims and self._mode != TOOL and any(target != END for target in marks.values()):
             rest = held[: len(held) - longest]
             longest += len(rest) - len(rest.rstrip("\n"))
         return longest

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .. import budget
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, MemoryLimitError
 from ..loading import load
-from ..state import KVOptions
+from ..state import KVOptions, ModelState
 from .batch import Batch, Row, Step
 from .choice import Choice
 from .prefixes import Prefixes
@@ -27,6 +27,14 @@ from .types import Done, Progress, Request, Timing, Usage
 
 PREFILL_STEP = 512  # prompt tokens that are read between two tokens of other answers
 STRIDE = 2048  # a checkpoint in every so many tokens of a long prompt
+
+
+class Rest(NamedTuple):
+    """A sequence outside of the batch: its tokens, a state that has read some of them or all, and the token chosen to follow."""
+
+    tokens: list[int]
+    state: ModelState | None
+    following: tuple[int, mx.array] | None = None
 
 
 @dataclass(eq=False)
@@ -43,8 +51,10 @@ class Job:
     began: float | None = None
     first: float | None = None
     reused: int = 0
-    row: Row | None = None
-    resting: tuple[list[int], Any] | None = None  # tokens and state of an answer that nobody reads
+    ends: set[int] = field(default_factory=set)  # where to remember the state
+    row: Row | None = None  # while it is in the batch
+    rest: Rest | None = None  # before that, and while nobody reads it
+    over: bool = False
 
 
 @dataclass
@@ -78,6 +88,7 @@ class Worker:
         self._news: SimpleQueue[Job | None] = SimpleQueue()  # its put() may even be called by a finalizer
         self._door = threading.Lock()  # of the two below, and of the order in which jobs and the end come
         self._jobs = 0
+        self._full = False  # until an answer ends, there is no memory for another
         self._closed: BaseException | None = None
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
@@ -158,7 +169,7 @@ class Worker:
             self._closed = ending
         self._collect()
         for job in [*self.rows.values(), *self.resting, *self.waiting]:
-            job.channel.end(ending)
+            self._end(job, ending)
         self.rows, self.waiting, self.resting = {}, deque(), []
         self.prefixes.clear()
         self._batch = self._probe = self.model = None
@@ -210,32 +221,33 @@ class Worker:
         for job in [*self.waiting, *self.rows.values()]:
             if job.channel.cancelled:
                 self._finish(job, "cancel")
-        while self.waiting and len(self.rows) < self.max_rows and self._fits(self.waiting[0]):
-            job = self.waiting.popleft()
-            self._guard(job, self._begin, job)
+        self._admit()
         for step in self._batch.step() if self.rows else ():
             if step.row in self.rows:  # it may have left in this very turn
                 job = self.rows[step.row]
                 self._guard(job, self._deliver, job, step)
-        for row, job in list(self.rows.items()):  # whose readers do not keep up
-            if job.channel.rest():
-                job.resting = list(row.tokens), self._leave(job)
+        for row, job in list(self.rows.items()):
+            if job.channel.rest():  # its reader does not keep up
+                state = self._leave(job)
+                job.rest = Rest(list(row.tokens), state, row.following)
                 self.resting.append(job)
 
-    def _fits(self, job: Job) -> bool:
-        """Whether there is memory for one more; kept prefixes give way, answers that are being made do not."""
-        limit = budget.working_set() if self.memory_limit is None else self.memory_limit
-        held = mx.get_active_memory() - self.prefixes.nbytes
-        growth = sum(self._growth(one) for one in [job, *self.rows.values()])
-        free = limit - held - growth - self._temporary
-        self.prefixes.shrink(max(0, free))
-        return free >= 0 or not self.rows
-
-    def _growth(self, job: Job) -> int:
-        """Bytes that a job will take beside those that it holds."""
-        tokens = len(job.prompt.tokens) + max(job.max_tokens, 0)
-        now = len(job.row.tokens) if job.row else len(job.resting[0]) if job.resting else 0
-        return max(0, self._probe.nbytes_with(tokens) - (self._probe.nbytes_with(now) if now else 0))
+    def _admit(self) -> None:
+        while self.waiting and len(self.rows) < self.max_rows and not self._full:
+            job = self.waiting.popleft()
+            try:
+                self._begin(job)
+            except MemoryLimitError as error:
+                if self.prefixes.nbytes:  # what is kept gives way
+                    self.prefixes.shrink(self.prefixes.nbytes // 2)
+                    self.waiting.appendleft(job)
+                elif self.rows:  # answers that are being made do not
+                    self._full = True
+                    self.waiting.appendleft(job)
+                else:
+                    self._end(job, error)
+            except Exception as error:
+                self._end(job, error)
 
     def _guard(self, job: Job, act: Callable, *arguments: Any) -> None:
         """One job's trouble is not another's."""
@@ -247,28 +259,38 @@ class Worker:
             self._end(job, error)
 
     def _begin(self, job: Job) -> None:
-        tokens, ends = job.prompt.tokens, set(job.prompt.ends)
         if job.began is None:
             job.began = time.perf_counter()
-        if job.resting is not None:
-            (tokens, state), job.resting = job.resting, None
-            ends = set()
-        else:
-            found = self.prefixes.find(tokens)
-            state, job.reused = found.state, found.state.offset if found.state else 0
-            # Where this prompt parts from another, a third one may part too.
-            ends |= {found.parting, *range(STRIDE, len(tokens), STRIDE)}
-            ends = {end for end in ends if job.reused < end < len(tokens)}
-        made = job.transcript.tokens
-        job.choice.index = made
-        job.row = self._batch.add(
+        if job.rest is None:
+            found = self.prefixes.find(job.prompt.tokens)
+            job.reused = found.state.offset if found.state else 0
+            # Where this prompt parts from an earlier one, a third may part too.
+            job.ends = {*job.prompt.ends, found.parting, *range(STRIDE, len(job.prompt.tokens), STRIDE)}
+            job.rest = Rest(job.prompt.tokens, found.state)
+        if job.rest.following is not None:
+            self._follow(job)
+        if job.over:
+            return
+        tokens, state, _ = job.rest
+        made = job.choice.index = job.transcript.tokens
+        row = self._batch.add(
             tokens, state=state, sampler=job.choice.sample, logits_processors=job.choice.processors,
             max_tokens=-1 if job.max_tokens == -1 else job.max_tokens - made,
-            stop_tokens=frozenset(self.tokenizer.eos_token_ids),
+            stop_tokens=self.tokenizer.eos_token_ids,
             checkpoints=lambda state: self.prefixes.insert(tokens[: state.offset], state),
-            ends=sorted(ends) if self.prefixes.room else (),
+            ends=[end for end in job.ends if job.reused < end < len(tokens)] if self.prefixes.room else (),
         )  # fmt: skip
-        self.rows[job.row] = job
+        job.row, job.rest = row, None
+        self.rows[row] = job
+
+    def _follow(self, job: Job) -> None:
+        """Report the token that was chosen before an answer came to rest."""
+        tokens, state, (token, logprobs) = job.rest
+        job.rest = Rest([*tokens, token], state)
+        reason = "stop" if token in self.tokenizer.eos_token_ids else None
+        if job.transcript.tokens + 1 == job.max_tokens:
+            reason = reason or "length"
+        self._deliver(job, Step(None, token, logprobs, reason))
 
     def _deliver(self, job: Job, step: Step) -> None:
         if step.error is not None:
@@ -288,21 +310,19 @@ class Worker:
 
     def _leave(self, job: Job) -> Any:
         """Part with a job's row; returns its state, which has read the first ``state.offset`` tokens."""
-        row, job.row = job.row, None
+        row, job.row, self._full = job.row, None, False
         del self.rows[row]
         return self._batch.remove(row) if row.state is None else row.state
 
     def _finish(self, job: Job, reason: str) -> None:
         """The end of an answer, or of one that was cancelled at whatever stage."""
         if job.row is not None:
-            tokens = job.row.tokens
-            state = self._leave(job)
-            self.prefixes.insert(tokens[: state.offset], state)
+            job.rest = Rest(job.row.tokens, self._leave(job))
         elif job in self.waiting:
             self.waiting.remove(job)
-            if job.resting is not None:
-                tokens, state = job.resting
-                self.prefixes.insert(tokens[: state.offset], state)
+        if job.rest is not None and job.rest.state is not None:
+            self.prefixes.insert(job.rest.tokens[: job.rest.state.offset], job.rest.state)
+        job.rest = None
         for event in job.transcript.finish():
             job.channel.put(event)
         if reason == "stop" and job.transcript.calls:
@@ -318,6 +338,8 @@ class Worker:
         self._end(job)
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
-        with self._door:
-            self._jobs -= 1
-        job.channel.end(error)
+        if not job.over:
+            job.over = True
+            with self._door:
+                self._jobs -= 1
+            job.channel.end(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -13,7 +14,9 @@ from mlx_linattn.engine.transcript import Transcript
 from mlx_linattn.engine.types import Reasoning, Request, Text, ToolCall
 from mlx_linattn.interop.door import mlx_lm
 
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}
+]
 
 
 class Pieces:
@@ -98,7 +101,7 @@ MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "ab", 
 def test_the_cut_into_tokens_does_not_matter(words, inside, marks, random):
     said = "".join(words)
     cuts = sorted({0, len(said), *(random.randint(0, len(said)) for _ in range(6))})
-    pieces = [said[a:b] for a, b in zip(cuts, cuts[1:])]
+    pieces = [said[a:b] for a, b in pairwise(cuts)]
     fields = {"stop": ["abc", "c<"]}
     whole, want, _ = tell(list(said), inside, marks, **fields)
     got, runs, _ = tell(pieces, inside, marks, **fields)
@@ -107,7 +110,7 @@ def test_the_cut_into_tokens_does_not_matter(words, inside, marks, random):
 
 
 def test_formats_of_calls_that_mlx_lm_knows():
-    said = "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]weather[ARGS]{\"city\": \"Oslo\"}"
+    said = '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'
     _, runs, events = tell(list(said), parser="mistral")
     assert runs == [("weather", '{"city": "Rome"}'), ("weather", '{"city": "Oslo"}')]
     assert len({event.id for event in events}) == 2
