@@ -130,6 +130,7 @@ class Engine:
         return self.submit(request, **fields).result()
 
     def stats(self) -> Stats:
+        """How many answers are made and wait now, what was made so far, and what kept prefixes hold. Never blocks."""
         worker = self._worker
         return Stats(
             rows=len(worker.rows), queue=worker.queue,
