@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -115,9 +116,11 @@ def main(argv: list[str]) -> int:
                 max_body=int(args.max_body * 1e6),
             )
             config = uvicorn.Config(
-                make_app(engine, options), log_level="info" if args.log_requests else "warning", access_log=args.log_requests,
+                make_app(engine, options), log_config=None, access_log=args.log_requests,
                 timeout_graceful_shutdown=args.shutdown_timeout, server_header=False, lifespan="on", ws="none", loop="asyncio",
             )  # fmt: skip
+            logging.basicConfig(format="%(asctime)s %(message)s")  # on stderr
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
             host = f"[{args.host}]" if ":" in args.host else args.host
             print(
                 f"Serving {options.name} at http://{host}:{listening.getsockname()[1]}/v1 (Ctrl-C stops)",

@@ -46,7 +46,7 @@ class Served:
 
 
 def test_it_says_where_it_is_and_ctrl_c_ends_it():
-    with Served("--served-name", "pepper", MLX_LINATTN_API_KEY="key") as served:
+    with Served("--served-name", "pepper", "--log-requests", MLX_LINATTN_API_KEY="key") as served:
         assert served.said == f"Serving pepper at {served.url} (Ctrl-C stops)\n"
         assert served.url.startswith("http://127.0.0.1:")
         assert httpx.get(f"{served.url}/models").status_code == 401
@@ -56,7 +56,12 @@ def test_it_says_where_it_is_and_ctrl_c_ends_it():
             for name in ("pepper", "demo"):  # its id, and the model as it was asked for
                 answer = client.post(f"{served.url}/chat/completions", json={"model": name, "messages": PEPPER})
                 assert answer.json()["choices"][0]["message"]["content"] == "Your dog's name is Pepper."
-        assert served.stop(signal.SIGINT) == (130, "", "\n")
+        status, out, err = served.stop(signal.SIGINT)
+        assert (status, out) == (130, "")
+        lines = err.strip().splitlines()
+        assert [re.search(r'"(\w+ \S+) .*" (\d+)', line).groups() for line in lines] == [
+            ("GET /v1/models", "401"), ("GET /v1/models", "200"), *[("POST /v1/chat/completions", "200")] * 2,
+        ]  # fmt: skip
 
 
 def test_a_running_answer_is_told_of_the_end_and_does_not_hold_it_up(tmp_path):
