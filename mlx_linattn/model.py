@@ -63,6 +63,8 @@ class Model(nn.Module):
 
     def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
         """The last hidden states [B, T, H], after the final norm, of ``ids`` [B, T]."""
+        if 0 in ids.shape:
+            raise RequestError(f"ids have shape {list(ids.shape)}: give at least one row of at least one token")
         state = self.make_cache() if cache is None else cache
         span = state.span(*ids.shape, lengths)
         x = self.embed(ids)
