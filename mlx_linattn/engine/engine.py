@@ -54,7 +54,8 @@ class Engine:
         max_queue: requests that may wait; further ones raise BusyError.
         prefix_bytes: how much memory the states of prompts and answers may take that later requests go on from; by default a
             sixteenth of the working set; 0 keeps none.
-        prefix_folder: where they are also kept on disk, to survive a restart.
+        prefix_folder: where they are also kept on disk, to survive a restart: written when there is nothing else to do, and by
+            :meth:`close`. It holds what people wrote, for your eyes only.
         memory_limit: bytes that all of it may take; by default the device's working set.
         max_context: the most tokens of a prompt and its answer together; by default there is no limit.
         max_kv_size, kv_bits, kv_group_size, quantized_kv_start: how attention keeps its context (:class:`KVOptions`).
@@ -94,7 +95,7 @@ class Engine:
             mx.eval(model[0].parameters())  # only evaluated arrays may go to another thread
         self._worker = Worker(
             model, {"revision": revision, "dtype": dtype}, options,
-            max_rows=max_rows, max_queue=max_queue, prefix_bytes=prefix_bytes, memory_limit=memory_limit,
+            max_rows=max_rows, max_queue=max_queue, prefix_bytes=prefix_bytes, prefix_folder=None if prefix_folder is None else Path(prefix_folder), memory_limit=memory_limit,
         )  # fmt: skip
         self.tokenizer, self.config = self._worker.tokenizer, self._worker.config
         self._renderer = Renderer(self.tokenizer, self._worker.model.spec.vocab_size, max_context)

@@ -62,7 +62,7 @@ class Prefixes:
 
     def __init__(self, model: Model, options: KVOptions, room: int):
         self._model, self._options, self.room = model, options, room
-        self._root = Node((), None, 0)
+        self.root = Node((), None, 0)
         self._clock = 0
         self.nbytes = self.lookups = self.hits = 0
 
@@ -89,6 +89,8 @@ class Prefixes:
         """Keep ``state``, one row that has read exactly ``tokens``. It is copied; what had been read before is shared."""
         tokens = tuple(tokens)
         node, matched = self._walk(tokens)
+        if not tokens:
+            return
         if node.end == len(tokens) and node.checkpoint is not None:
             self._touch(node)
             return
@@ -98,25 +100,35 @@ class Prefixes:
         if matched > node.end:
             node = self._split(node.children[tokens[node.end]], matched)
         if matched < len(tokens):
-            node = self._add(node, tokens[matched:], pieces)
+            node = self.add(node, tokens[matched:], pieces)
         node.checkpoint = snapshot.layers
         mx.eval(list(node.arrays()))
         self.nbytes += snapshot.nbytes
         self._touch(node)
         self.shrink(self.room)
 
+    def add(
+        self, parent: Node, tokens: tuple[int, ...], pieces: list[KVPiece], checkpoint: Any = None, used: int = 0
+    ) -> Node:
+        """A node for ``tokens`` behind ``parent``, none of whose children begins with the same token."""
+        node = Node(tokens, parent, parent.end + len(tokens), pieces, checkpoint, used)
+        parent.children[tokens[0]] = node
+        self._clock = max(self._clock, used)
+        self.nbytes += node.nbytes
+        return node
+
     def shrink(self, room: int) -> None:
         """Give up checkpoints until no more than ``room`` bytes are held."""
         while self.nbytes > room:
-            oldest = min((node for node in self._nodes() if node.checkpoint is not None), key=lambda node: node.used)
+            oldest = min((node for node in self.nodes() if node.checkpoint is not None), key=lambda node: node.used)
             self._forget(oldest)
 
     def clear(self) -> None:
-        self._root, self.nbytes = Node((), None, 0), 0
+        self.root, self.nbytes = Node((), None, 0), 0
 
     def _walk(self, tokens: tuple[int, ...]) -> tuple[Node, int]:
         """The last node whose tokens all match, and how many tokens match, a part of one of its children's among them."""
-        node, matched = self._root, 0
+        node, matched = self.root, 0
         while child := node.children.get(tokens[matched]) if matched < len(tokens) else None:
             shared = _shared(child.tokens, tokens[matched : matched + len(child.tokens)])
             matched += shared
@@ -124,12 +136,6 @@ class Prefixes:
                 break
             node = child
         return node, matched
-
-    def _add(self, parent: Node, tokens: tuple[int, ...], pieces: list[KVPiece]) -> Node:
-        node = Node(tokens, parent, parent.end + len(tokens), pieces)
-        parent.children[tokens[0]] = node
-        self.nbytes += node.nbytes
-        return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a node's tokens in two; returns the upper one, which ends after ``at`` tokens and has no checkpoint yet."""
@@ -152,8 +158,8 @@ class Prefixes:
             del node.parent.children[node.tokens[0]]
             node = node.parent
 
-    def _nodes(self) -> Iterator[Node]:
-        waiting = list(self._root.children.values())
+    def nodes(self) -> Iterator[Node]:
+        waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
             waiting += node.children.values()

@@ -162,9 +162,10 @@ class Transcript:
             return self._tokenizer.decode([one])
 
         count = self._request.logprobs
-        best = mx.argsort(-logprobs)[:count].tolist() if count else []
-        values = logprobs[mx.array([token, *best])].tolist()
-        return TokenLogprob(token, text(token), values[0], tuple((b, text(b), v) for b, v in zip(best, values[1:])))
+        best = mx.argpartition(-logprobs, count - 1)[:count].tolist() if count else []
+        own, *values = logprobs[mx.array([token, *best])].tolist()
+        top = sorted(zip(values, best), reverse=True)
+        return TokenLogprob(token, text(token), own, tuple((one, text(one), value) for value, one in top))
 
 
 def _edges(tokenizer, request: Request) -> dict[str, dict[str, str]]:

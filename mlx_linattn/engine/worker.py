@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ..loading import load
 from ..state import KVOptions, ModelState
 from .batch import Batch, Row, Step
 from .choice import Choice
+from .prefix_files import PrefixFolder
 from .prefixes import Prefixes
 from .prompt import Prompt
 from .stream import Channel
@@ -77,6 +79,7 @@ class Worker:
         max_rows: int,
         max_queue: int,
         prefix_bytes: int | None,
+        prefix_folder: Path | None,
         memory_limit: float | None,
     ):
         self.totals = Totals()
@@ -84,7 +87,7 @@ class Worker:
         self.rows: dict[Row, Job] = {}
         self.waiting: deque[Job] = deque()
         self.resting: list[Job] = []
-        self._options, self._prefix_bytes = options, prefix_bytes
+        self._options, self._prefix_bytes, self._prefix_folder = options, prefix_bytes, prefix_folder
         self._news: SimpleQueue[Job | None] = SimpleQueue()  # its put() may even be called by a finalizer
         self._door = threading.Lock()  # of the two below, and of the order in which jobs and the end come
         self._jobs = 0
@@ -162,6 +165,7 @@ class Worker:
             while self._listen():
                 self._turn()
             ending = self._closed
+            self._write_prefixes(lambda: False)
         except BaseException as error:
             ending = ClosedError(f"the engine's thread has failed: {type(error).__name__}: {error}")
             ending.__cause__ = error
@@ -172,7 +176,7 @@ class Worker:
             self._end(job, ending)
         self.rows, self.waiting, self.resting = {}, deque(), []
         self.prefixes.clear()
-        self._batch = self._probe = self.model = None
+        self._batch = self._probe = self.model = self._folder = None
 
     @staticmethod
     def _leave_mlx() -> None:
@@ -194,6 +198,10 @@ class Worker:
         self._temporary = budget.temporary(self.model, PREFILL_STEP)
         room = budget.checkpoint_bytes() if self._prefix_bytes is None else self._prefix_bytes
         self.prefixes = Prefixes(self.model, self._options, room)
+        self._folder = None
+        if self._prefix_folder is not None:
+            self._folder = PrefixFolder(self._prefix_folder, self.prefixes, self.model, self.tokenizer, self._options)
+            self._folder.load()
         self._batch = Batch(
             self.model, self._options,
             max_rows=self.max_rows, prefill_step=PREFILL_STEP, memory_limit=self.memory_limit,
@@ -202,9 +210,16 @@ class Worker:
     def _listen(self) -> bool:
         """Take what came; sleeps while there is nothing to do. False at the end."""
         if not self.rows and not self.waiting:
+            self._write_prefixes(lambda: not self._news.empty())
             self._hear(self._news.get())
         self._collect()
         return self._closed is None
+
+    def _write_prefixes(self, interrupted: Callable[[], bool]) -> None:
+        """The disk gets what is new when there is nothing else to do."""
+        for _ in self._folder.update() if self._folder else ():
+            if interrupted():
+                return
 
     def _collect(self) -> None:
         while not self._news.empty():
@@ -320,9 +335,6 @@ class Worker:
             job.rest = Rest(job.row.tokens, self._leave(job))
         elif job in self.waiting:
             self.waiting.remove(job)
-        if job.rest is not None and job.rest.state is not None:
-            self.prefixes.insert(job.rest.tokens[: job.rest.state.offset], job.rest.state)
-        job.rest = None
         for event in job.transcript.finish():
             job.channel.put(event)
         if reason == "stop" and job.transcript.calls:
@@ -336,6 +348,9 @@ class Worker:
         self.totals.reused_tokens += usage.reused_tokens
         self.totals.completion_tokens += usage.completion_tokens
         self._end(job)
+        if job.rest is not None and job.rest.state is not None:
+            self.prefixes.insert(job.rest.tokens[: job.rest.state.offset], job.rest.state)
+        job.rest = None
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
         if not job.over:

@@ -485,6 +485,56 @@ next(running)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "Your dog's name is Pepper.", "")
 
 
+# Prefixes
+
+
+def test_what_was_read_is_not_read_again(tiny):
+    system = {"role": "system", "content": " ".join(f"w{i}" for i in range(10, 40))}
+    question = {"role": "user", "content": "w50 w51 w52"}
+
+    def ask(messages):
+        answer = engine.answer(messages, max_tokens=5)
+        usage = answer.done.usage
+        return answer.message, usage.reused_tokens, usage.prompt_tokens
+
+    with la.Engine(tiny) as engine:
+        answer, reused, first = ask([system, question])
+        assert reused == 0
+        assert ask([system, question])[:2] == (answer, first - 1), "all but the answer's own beginning"
+        _, reused, _ = ask([system, question, answer, question])
+        assert reused == first + 5, "the question and its answer"
+        _, reused, _ = ask([system, {"role": "user", "content": "w60"}])
+        assert reused == 32, "the system prompt"
+        _, reused, _ = ask([system, question, answer, {"role": "user", "content": "w61"}])
+        assert reused >= first + 5
+        stats = engine.stats()
+        assert (stats.prefix_lookups, stats.prefix_hits) == (5, 4) and stats.prefix_nbytes > 0
+    with la.Engine(tiny, prefix_bytes=0) as engine:
+        assert [ask([system, question])[1] for _ in range(2)] == [0, 0]
+        assert engine.stats().prefix_nbytes == 0
+
+
+def test_a_third_completion_with_the_same_beginning_reads_only_its_end(tiny):
+    with la.Engine(tiny) as engine:
+        text = " ".join(f"w{10 + i % 70}" for i in range(60))
+        reused = [
+            engine.answer(la.Request(prompt=f"{text} w{i} w9"), max_tokens=1).done.usage.reused_tokens
+            for i in (20, 30, 40)
+        ]
+    assert reused == [0, 0, 60]
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_bits": 8, "kv_group_size": 32}, {"max_kv_size": 12}])
+def test_a_restarted_engine_goes_on_from_its_folder(tiny, tmp_path, options):
+    messages = [{"role": "system", "content": "w10 w11 w12"}, {"role": "user", "content": "w50 w51 w52"}]
+    answers = []
+    for _ in range(2):
+        with la.Engine(tiny, prefix_folder=tmp_path / "kept", **options) as engine:
+            answers.append(engine.answer(messages, max_tokens=5))
+    assert answers[0].text == answers[1].text
+    assert [answer.done.usage.reused_tokens for answer in answers] == [0, answers[0].done.usage.prompt_tokens - 1]
+
+
 # Memory
 
 

@@ -9,7 +9,9 @@ import pytest
 from helpers import FIXTURES, assert_close, materialize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_chat import ToyTokenizer
 
+from mlx_linattn.engine.prefix_files import PrefixFolder, _name
 from mlx_linattn.engine.prefixes import Prefixes
 from mlx_linattn.loading import load_model
 from mlx_linattn.state import KVOptions
@@ -137,6 +139,104 @@ def test_a_long_conversation_keeps_its_end_and_its_system_prompt(model):
     assert store.find([*IDS[:10], 7]).state.offset == 10
 
 
+# On disk
+
+
+def on_disk(model, options, folder, room=LARGE) -> Prefixes:
+    """A store with what the folder holds, and a function that writes it."""
+    store = Prefixes(model, options, room)
+    files = PrefixFolder(folder, store, model, ToyTokenizer(88), options)
+    files.load()
+    store.write = lambda: sum(1 for _ in files.update())
+    return store
+
+
+def test_prefixes_survive_a_restart(model, options, tmp_path):
+    store = on_disk(model, options, tmp_path)
+    branches = IDS[:40], [*IDS[:30], *IDS[50:60]], IDS[:30], IDS[:70]
+    for ids in branches:
+        store.insert(ids, read(model, ids, options)[0])
+        store.write()
+    assert store.write() == 0, "what is written is not written again"
+    again = on_disk(model, options, tmp_path)
+    assert (again.nbytes, len(list(again.nodes()))) == (store.nbytes, len(list(store.nodes())))
+    for ids in branches:
+        want, got = (read(model, [5, 6], options, one.find([*ids, 5, 6]).state) for one in (store, again))
+        assert got[0].offset == len(ids) + 2
+        assert_close(got[1], want[1], 0.0)
+    again.shrink(again.nbytes // 2)
+    again.write()
+    third = on_disk(model, options, tmp_path)
+    assert third.nbytes == again.nbytes > 0
+    third.shrink(0)
+    third.write()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_files_are_private_and_one_models(model, tmp_path):
+    store = on_disk(model, KVOptions(), tmp_path / "kept")
+    store.insert(IDS[:20], read(model, IDS[:20], KVOptions())[0])
+    store.write()
+    (folder,) = (tmp_path / "kept").iterdir()
+    (file,) = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert on_disk(model, KVOptions(max_kv_size=9), tmp_path / "kept").find(IDS).state is None
+    other = load_model(materialize(FIXTURES / "jamba", tmp_path / "jamba"), dtype="float32")[0]
+    assert on_disk(other, KVOptions(), tmp_path / "kept").find(IDS).state is None
+    assert file.exists(), "another model's files are left alone"
+
+
+@pytest.mark.parametrize("harm", ["cut off", "changed", "empty", "missing", "foreign"])
+def test_damaged_files_are_left_out_with_a_line_in_the_log(model, tmp_path, caplog, harm):
+    store = on_disk(model, KVOptions(), tmp_path)
+    for ids in (IDS[:10], IDS[:20], IDS[:30]):
+        store.insert(ids, read(model, ids, KVOptions())[0])
+    store.write()
+    middle = next(node for node in store.nodes() if node.end == 20)
+    file = next(path for path in tmp_path.rglob("*.safetensors") if path.stem == _name(IDS[:20]))
+    data = bytearray(file.read_bytes())
+    if harm == "cut off":
+        file.write_bytes(data[:-100])
+    elif harm == "changed":
+        data[-50] ^= 1
+        file.write_bytes(data)
+    elif harm == "empty":
+        file.write_bytes(b"")
+    elif harm == "missing":
+        file.unlink()
+    else:
+        mx.save_safetensors(str(file), {"a": mx.zeros((3,))})
+    assert middle.checkpoint is not None
+    again = on_disk(model, KVOptions(), tmp_path)
+    assert again.find(IDS).state.offset == 10, "and what goes on from it is of no use either"
+    assert "a kept prefix is left out" in caplog.text
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    got = read(model, IDS[10:40], KVOptions(), again.find(IDS).state)[1]
+    assert_close(got, read(model, IDS[:40], KVOptions())[1], 1e-4)
+
+
+def test_the_disk_holds_no_more_than_memory_may(model, tmp_path):
+    store = on_disk(model, KVOptions(), tmp_path)
+    for first in range(8, 16):
+        ids = [first, *IDS[:20]]
+        store.insert(ids, read(model, ids, KVOptions())[0])
+    store.write()
+    room = store.nbytes // 2
+    small = on_disk(model, KVOptions(), tmp_path, room)
+    assert 0 < small.nbytes <= room
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) <= room
+
+
+def test_a_full_disk_costs_the_files_and_nothing_else(model, tmp_path, monkeypatch, caplog):
+    store = on_disk(model, KVOptions(), tmp_path)
+    store.insert(IDS[:20], read(model, IDS[:20], KVOptions())[0])
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    store.write()
+    assert "prefixes are not kept on disk any more" in caplog.text and "No space left" in caplog.text
+    assert store.find(IDS).state.offset == 20
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "jamba", "recurrent_gemma"])
 def test_every_kind_of_layer(family, tmp_path):
     model = load_model(materialize(FIXTURES / family, tmp_path / family), dtype="float32")[0]
@@ -171,4 +271,4 @@ def test_whatever_comes_it_is_as_if_nothing_were_kept(model, kind, steps, size):
         assert_close(logits, read(model, ids, options)[1], 2e-4)
         store.insert(ids, state)
         inserted.add(tuple(ids))
-        assert store.nbytes == sum(node.nbytes for node in store._nodes()) <= room
+        assert store.nbytes == sum(node.nbytes for node in store.nodes()) <= room
