@@ -14,6 +14,8 @@ from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
+    """An MLX module that reads token ids and gives logits; made from a :class:`ModelSpec`, with random weights."""
+
     def __init__(self, spec: ModelSpec):
         super().__init__()
         self.spec = spec
@@ -27,6 +29,7 @@ class Model(nn.Module):
 
     @property
     def model_type(self) -> str:
+        """As in config.json."""
         return self.spec.model_type
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
@@ -63,6 +66,8 @@ class Model(nn.Module):
 
     def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
         """The last hidden states [B, T, H], after the final norm, of ``ids`` [B, T]."""
+        if 0 in ids.shape:
+            raise RequestError(f"ids have shape {list(ids.shape)}: give at least one row of at least one token")
         state = self.make_cache() if cache is None else cache
         span = state.span(*ids.shape, lengths)
         x = self.embed(ids)

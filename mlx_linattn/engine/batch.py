@@ -28,6 +28,8 @@ class Row:
     reused_tokens: how many of those the state held already.
     state: None while the batch keeps the row; afterwards the row's own state, evaluated, which has read
         ``tokens[:state.offset]``. Snapshots that ``checkpoints`` took of this row serve it (``state.restore``).
+    following: the token, and its logprobs [V], that was chosen next when the row left early. To go on later, report it and add
+        ``[*tokens, token]`` with ``state``.
     """
 
     def __init__(self, tokens, state, sampler, processors, max_tokens, stop_tokens, checkpoints, ends):
@@ -35,6 +37,7 @@ class Row:
         self.prompt_tokens = len(self.tokens)
         self.reused_tokens: int = state.offset
         self.state: ModelState | None = None
+        self.following: tuple[int, mx.array] | None = None
         self._reading = state  # until the row joins the others
         self._sampler, self._processors = sampler, tuple(processors)
         self._max_tokens, self._stop_tokens = max_tokens, stop_tokens
@@ -280,6 +283,8 @@ class Batch:
             if row in gone:
                 row.state = self.state.take([i])
         tokens, logprobs = self._next
+        for row, token, scores in zip(self._decoding, tokens.tolist(), logprobs):
+            row.following = (token, scores) if row in gone else None
         self._next = mx.take(tokens, mx.array(stay, mx.uint32)), [logprobs[i] for i in stay]
         self.state, self._decoding = self.state.take(stay), [self._decoding[i] for i in stay]
         _move([self.state, *(row.state for row in gone)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,8 +193,7 @@ class KVState:
         twin.length = max(one.length for one in states)
         exact, packed = self._split(twin.length)
         rows = [one.state[0].shape[0] for one in states]
-        if exact:
-            twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
+        twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
         if packed:
             absent = [(None,) * 3] * max(len(one.packed) for one in states)
             triples = zip(*(one.packed or absent for one in states))
@@ -226,6 +226,11 @@ class KVState:
             *(array[:, :, :packed] for triple in self.packed for array in triple),
         ]
 
+    def cut(self, begin: int, end: int) -> KVPiece:
+        """The columns ``begin`` to ``end``, in memory of their own."""
+        packed = tuple(array for triple in self.packed for array in triple)
+        return KVPiece(tuple(self.exact), packed, self.quantization.start if self.quantization else end).cut(begin, end)
+
     def load(self, arrays: list[mx.array | None], length: int) -> None:
         """The reverse of :meth:`dump`, after ``length`` tokens."""
         quantization = self.quantization
@@ -236,3 +241,37 @@ class KVState:
             self.exact, packed = list(arrays[:count]), arrays[count:]
         self.packed = [tuple(packed[i : i + 3]) for i in range(0, len(packed), 3)]
         self.length = length
+
+
+@dataclass(frozen=True)
+class KVPiece:
+    """Columns of a :class:`KVState` as they are stored."""
+
+    exact: tuple[mx.array, ...]
+    packed: tuple[mx.array, ...]  # integers, scales and biases in turn
+    split: int  # how many of the columns are exact
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (*self.exact, *self.packed)
+
+    def cut(self, begin: int, end: int) -> KVPiece:
+        """Some of these columns, copied."""
+        split = self.split
+        exact = tuple(_copied(array, begin, min(end, split)) for array in self.exact) if begin < split else ()
+        packed = (
+            tuple(_copied(array, max(0, begin - split), end - split) for array in self.packed) if end > split else ()
+        )
+        return KVPiece(exact, packed, max(0, min(end, split) - begin))
+
+    @staticmethod
+    def join(pieces: Sequence[KVPiece]) -> list[mx.array]:
+        """What :meth:`KVState.load` takes of a state that was cut into ``pieces``."""
+        kinds = ([piece.exact for piece in pieces if piece.exact], [piece.packed for piece in pieces if piece.packed])
+        return [mx.concatenate(arrays, axis=2) for kind in kinds for arrays in zip(*kind)]
+
+
+def _copied(array: mx.array, begin: int, end: int) -> mx.array:
+    """Columns in memory of their own: a slice alone would hold all the others too."""
+    own = mx.zeros((*array.shape[:2], end - begin, array.shape[3]), array.dtype)
+    return mx.slice_update(own, array[:, :, begin:end], mx.array([0]), (2,))

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import StateError
-from .kv import KVState
+from .kv import KVPiece, KVState
 from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
@@ -67,6 +67,7 @@ class ModelState(Sequence):
 
     @property
     def nbytes(self) -> int:
+        """Bytes that all of it holds."""
         return self.recurrent_nbytes + self.kv_nbytes
 
     def nbytes_with(self, tokens: int) -> int:
@@ -179,8 +180,23 @@ class ModelState(Sequence):
                 layer.reserve(tokens)
 
     def snapshot(self) -> Snapshot:
+        """This moment, for :meth:`restore`; it copies nothing."""
         layers = tuple(layer.snapshot() for layer in self.layers)
         return Snapshot(self.counts, layers, self.lineages, self.recurrent_nbytes)
+
+    def cut(self, begin: int, end: int) -> list[KVPiece]:
+        """What growing caches hold of the tokens ``begin`` to ``end``, in memory of its own. For a state of one row."""
+        return [layer.cut(begin, end) for layer in self.layers if isinstance(layer, KVState)]
+
+    def assemble(self, layers: Sequence[Any], pieces: Sequence[Sequence[KVPiece]], length: int) -> None:
+        """Hold what another state of one row held after ``length`` tokens: the ``layers`` of its snapshot, and what :meth:`cut`
+        gave of its tokens, in order."""
+        caches = iter(zip(*pieces))
+        arrays = (
+            KVPiece.join(next(caches)) if isinstance(layer, KVState) else list(part)
+            for layer, part in zip(self.layers, layers)
+        )
+        self.load(arrays, length)
 
     def reaches(self, snapshot: Snapshot) -> bool:
         """Whether these rows were there, and no restore since then went back behind them: their keys and values still are."""
