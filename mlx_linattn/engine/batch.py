@@ -249,6 +249,8 @@ class Batch:
         errors = {self._decoding[i]: error for i, error in errors.items() if self._decoding[i] not in finished}
         steps += [Step(row, error=error) for row, error in errors.items()]
         self._leave(finished | errors.keys())
+        for row in errors:
+            row.following = None  # it was not its own choice
         return steps
 
     def _housekeeping(self) -> list[Step]:
