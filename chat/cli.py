@@ -13,6 +13,7 @@ from mlx_linattn.generate_cli import (
     add_memory_options,
     add_model_options,
     add_sampling_options,
+    join_ranks,
     kv_options,
     memory_limit,
 )
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     settings = _settings(args)
+    group = join_ranks(args)
     view = View(quiet=args.json)
     if args.list_sessions:
         view.out.print(list_sessions(Store()))
@@ -93,7 +95,9 @@ def main(argv: list[str]) -> int:
 
     def load(model_id: str, lazy: bool = False):
         try:
-            return la.load(model_id, revision=args.revision, dtype=args.dtype, memory_limit=limit, lazy=lazy)
+            return la.load(
+                model_id, revision=args.revision, dtype=args.dtype, memory_limit=limit, lazy=lazy, group=group
+            )
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}. {_smaller(model_id)}") from error
 

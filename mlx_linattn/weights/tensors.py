@@ -168,12 +168,14 @@ def float32_parameters(model: Model) -> set[str]:
 
 
 def assemble(
-    model: Model, tensors: Tensors, names: dict[str, str | Take], decoded_dtype: mx.Dtype
+    model: Model, tensors: Tensors, names: dict[str, str | Take], decoded_dtype: mx.Dtype, share=None
 ) -> Iterator[tuple[str, mx.array]]:
     """Each parameter of ``model`` as a lazy array; raises CheckpointError where a shape is not what the config asks for."""
     for parameter, placeholder in tree_flatten(model.parameters()):
         take = locate(parameter, names)
         array = transform.apply(take, [tensors.read(source, decoded_dtype) for source in take.sources])
+        if share is not None:
+            array = transform.cut_out(array, share.cut(parameter), share.deal)
         if array.shape != placeholder.shape:
             raise CheckpointError(
                 f"{tensors.checkpoint.folder}: tensor {take.sources[0]!r} gives shape {list(array.shape)}, "
@@ -187,15 +189,21 @@ def assemble(
         yield parameter, array
 
 
-def load_weights(model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None) -> None:
-    """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit."""
-    tensors = Tensors(checkpoint, family, model.spec)
-    names = dict(family.names(model.spec))
+def load_weights(
+    model: Model, checkpoint: Checkpoint, family: ModuleType, dtype: mx.Dtype | None = None, share=None
+) -> None:
+    """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit.
+
+    ``share`` (``parallel.plan.Share``): the part of the whole model that ``model`` is.
+    """
+    whole = model.spec if share is None else share.whole
+    tensors = Tensors(checkpoint, family, whole)
+    names = dict(family.names(whole))
     if checkpoint.is_mlx:
         prepare_quantized(model, tensors, names)
     pinned = float32_parameters(model)
     loaded = {}
-    for parameter, array in assemble(model, tensors, names, dtype or stored_dtype(checkpoint.config)):
+    for parameter, array in assemble(model, tensors, names, dtype or stored_dtype(checkpoint.config), share):
         if parameter in pinned:
             array = array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
         elif dtype is not None and mx.issubdtype(array.dtype, mx.floating):
