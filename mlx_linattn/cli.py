@@ -57,23 +57,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"mlx-linattn: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        lost = _lost_rank(error)
-        if lost is None or debug:
-            raise
-        print(f"mlx-linattn: {lost}", file=sys.stderr)
-        return 2
+        if "mlx_linattn.parallel" in sys.modules:
+            sys.modules["mlx_linattn.parallel"].check(error)  # ends the program where another rank is gone
+        raise
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-def _lost_rank(error: RuntimeError) -> LinAttnError | None:
-    """What to say where the connection to another rank broke, wherever that showed; None where it is another error."""
-    parallel = sys.modules.get("mlx_linattn.parallel")
-    return None if parallel is None else parallel.explain(error)
 
 
 if __name__ == "__main__":

@@ -140,10 +140,15 @@ def load_model(
         else:
             facts["weights"] = parallel.digest(checkpoint)
             model, share = parallel.build(checkpoint, module, group)
-        load_weights(model, checkpoint, module, dtype, share)
-        if not lazy or group is not None:
+
+
+        def check(nbytes: int) -> None:
+            budget.require_weights(nbytes, memory_limit, str(checkpoint.folder))
+
+        load_weights(model, checkpoint, module, dtype, share, check)
+        if not lazy and group is None:
             weights = [array for _, array in tree_flatten(model.parameters())]
-            budget.require_weights(sum(array.nbytes for array in weights), memory_limit, str(checkpoint.folder))
+            check(sum(array.nbytes for array in weights))
             for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
                 mx.eval(array)
     if group is not None:

@@ -13,7 +13,7 @@ from .agree import digest, together
 from .group import Group
 from .load import build, end, run
 from .plan import Plan, Share, tensor_plan
-from .start import KINDS, explain, start
+from .start import KINDS, check, start
 
 __all__ = [
     "KINDS",
@@ -21,9 +21,9 @@ __all__ = [
     "Plan",
     "Share",
     "build",
+    "check",
     "digest",
     "end",
-    "explain",
     "run",
     "start",
     "tensor_plan",

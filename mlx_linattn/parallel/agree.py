@@ -35,6 +35,7 @@ def together(group: Group, **facts: str) -> Iterator[dict[str, str]]:
     if group.busy:
         raise RequestError("the ranks share one model at a time: leave, and start all of them again with --model")
     facts |= {"--parallel": group.kind, "version of mlx_linattn": __version__, "version of mlx": mx.__version__}
+    group.join()
     problem = None
     try:
         yield facts
@@ -46,9 +47,10 @@ def together(group: Group, **facts: str) -> Iterator[dict[str, str]]:
         for what, value in one.items():
             if what != "problem" and value != said[0].get(what):
                 failed.append(
-                    f"rank {rank} of {group.size} has another {what} than rank 0: {value}, not {said[0].get(what)}; give all ranks the same"
+                    f"rank {rank} of {group.size} differs from rank 0 in its {what}: {value}, not {said[0].get(what)}; give all ranks the same"
                 )
     if failed:
+        group.leave()
         raise ParallelError(failed[0]) if group.rank == 0 else SystemExit(2)
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+
 import mlx.core as mx
 
 from ..cuts import Deal
-from ..errors import ParallelError
 from ..layers import Ranks
 from .ring import Neighbours
 
 BACKENDS = ("ring", "jaccl", "nccl", "mpi")  # as MLX begins their errors
+LOOK, GRACE = 0.5, 1.0  # seconds between looks at the connections, and until a closed one counts as lost
 
 
 class Group(Ranks):
-    """This process among the others. ``kind``: how they share a model."""
+    """This process among the others. ``kind``: how they share a model.
+
+    When the connection to another rank is lost, this process ends, with a line on stderr and status 2: what was asked of
+    MLX by then may never be answered, so there is nothing to go back to.
+    """
 
     def __init__(self, group: mx.distributed.Group, kind: str = "tensor"):
         self.group, self.kind = group, kind
@@ -21,6 +29,8 @@ class Group(Ranks):
         self.deal = Deal(group.rank(), group.size())
         self.neighbours = Neighbours(self.rank)
         self.neighbours.keep_alive()
+        self._left, self._last_words = threading.Event(), threading.Lock()
+        threading.Thread(target=self._watch, name="watch over ranks", daemon=True).start()
 
     @property
     def rank(self) -> int:
@@ -37,12 +47,35 @@ class Group(Ranks):
         parts = mx.distributed.all_gather(x[None], group=self.group)  # [ranks, ..., n]
         return mx.moveaxis(parts, 0, -2).flatten(-2)
 
-    def broken(self, error: RuntimeError) -> ParallelError | None:
-        """What to tell the user where a sum between ranks failed with ``error``; None where that was not the reason."""
-        if not any(f"[{name}]" in str(error) for name in BACKENDS):
-            return None
+    def leave(self) -> None:
+        """From now on the others may go."""
+        self._left.set()
+
+    def join(self) -> None:
+        """From now on every rank is needed."""
+        self._left.clear()
+
+    def is_break(self, error: RuntimeError) -> bool:
+        """Whether ``error`` says that another rank is gone."""
+        return any(f"[{name}]" in str(error) for name in BACKENDS)
+
+    def give_up(self) -> None:
+        """Say whom this process lost, and end it."""
+        self._last_words.acquire()  # and never released: one line, whoever noticed it first
         ranks = " and ".join(f"rank {rank}" for rank in self.neighbours.lost()) or "another rank"
-        return ParallelError(
-            f"rank {self.rank} of {self.size} lost its connection to {ranks} ({error}): it ended, or its machine cannot be "
-            "reached; see what it printed last, and start all ranks again"
+        print(
+            f"mlx-linattn: rank {self.rank} of {self.size} lost its connection to {ranks}: it ended, or its machine cannot be "
+            "reached; see what it printed last, and start all ranks again",
+            file=sys.stderr,
         )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
+
+    def _watch(self) -> None:
+        while True:
+            threading.Event().wait(LOOK)
+            if self._left.is_set() or not self.neighbours.lost():
+                continue
+            if not self._left.wait(GRACE):  # nobody said that it was over
+                self.give_up()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-from contextlib import suppress
 from types import ModuleType
 
 from ..layout import locate
@@ -35,20 +34,19 @@ def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Mod
 def run(model: Model, group: Group) -> None:
     """On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then."""
     group.busy = True
+    group.join()
     if group.rank == 0:
-        atexit.register(_end, model, group)
+        atexit.register(end, model, group)
         return
     try:
         follow(model, group)
     except RuntimeError as error:
-        raise group.broken(error) or error from None
+        if group.is_break(error):
+            group.give_up()
+        raise
+    group.leave()
     group.busy = False
     sys.exit(0)
-
-
-def _end(model: LeaderModel, group: Group) -> None:
-    with suppress(RuntimeError):  # the others may have gone before
-        end(model, group)
 
 
 def end(model: LeaderModel, group: Group) -> None:
@@ -56,3 +54,4 @@ def end(model: LeaderModel, group: Group) -> None:
     if group.busy:
         group.busy = False
         model.end()
+        group.leave()

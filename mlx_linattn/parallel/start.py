@@ -34,17 +34,17 @@ def start(kind: str, patience: float = PATIENCE) -> Group:
     """
     if kind not in KINDS:
         raise ParallelError(f"parallel {kind!r} is not known; choose one of {', '.join(KINDS)}")
-    rank = int(os.environ.get("MLX_RANK", 0))
+    rank, size = int(os.environ.get("MLX_RANK", 0)), ring.size()
+    group = None
     try:
-        with _watched(rank, ring.size(), patience):
-            group = mx.distributed.init(strict=True)
+        if size != 1:  # MLX would try to connect it with itself
+            with _watched(rank, size, patience):
+                group = mx.distributed.init(strict=True)
     except (RuntimeError, ValueError) as error:
-        if ring.size() > 1:
-            right = (rank + 1) % ring.size()
+        if size:
             raise ParallelError(
-                f"rank {rank} of {ring.size()}: rank {right} does not answer ({error}): was it started, and can it be reached?"
+                f"rank {rank} of {size}: rank {(rank + 1) % size} does not answer ({error}): was it started, and can it be reached?"
             ) from error
-        group = None
     if group is None or group.size() == 1:
         raise ParallelError(
             "parallel needs several ranks: start the whole command with mlx.launch, as in "
@@ -54,9 +54,10 @@ def start(kind: str, patience: float = PATIENCE) -> Group:
     return joined[-1]
 
 
-def explain(error: RuntimeError) -> ParallelError | None:
-    """What to tell the user where ``error`` means that another rank is gone; None for any other error."""
-    return joined[-1].broken(error) if joined else None
+def check(error: RuntimeError) -> None:
+    """Where ``error`` means that another rank is gone, say so and end this process."""
+    if joined and joined[-1].is_break(error):
+        joined[-1].give_up()
 
 
 @contextmanager

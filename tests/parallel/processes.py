@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,15 +19,15 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def start_ranks(folder: Path, ranks: int, command: list[str], only=None, **options) -> list[subprocess.Popen]:
-    """``command`` (without the interpreter) as each of ``ranks`` ranks, or as those of ``only``."""
+def start_ranks(folder: Path, ranks: int, command: Callable[[int], list[str]], only=None) -> list[subprocess.Popen]:
+    """``command(rank)`` (without the interpreter) as each of ``ranks`` ranks, or as those of ``only``."""
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
     return [
         subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *command(rank)],
             env={**os.environ, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in (range(ranks) if only is None else only)
     ]  # fmt: skip

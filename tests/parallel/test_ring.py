@@ -1,4 +1,4 @@
-"""Ranks that are processes, over MLX's ring."""
+"""Ranks that are processes, over MLX's ring: the same logits as one process, and a quick end where one is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import FIXTURES, materialize
+from helpers import FIXTURES, endless_demo, materialize
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,6 +23,50 @@ MODELS = {
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_logits_are_those_of_one_process(tmp_path, ranks):
     folders = [str(materialize(FIXTURES / name, tmp_path / name)) for name in MODELS[ranks]]
-    found = results(start_ranks(tmp_path, ranks, [str(HERE / "checks.py"), *folders]))
+    found = results(start_ranks(tmp_path, ranks, lambda _: [str(HERE / "checks.py"), *folders]))
     assert [status for status, _, _ in found] == [0] * ranks, "\n".join(err for _, _, err in found)
     assert found[0][1].split("\n")[:-1] == [f"{name}: same" for name in MODELS[ranks]]
+
+
+def generate(model, *options) -> list[str]:
+    arguments = ("--parallel", "tensor", "--ignore-chat-template", "--prompt", "My dog is called", *options)
+    return ["-u", "-m", "mlx_linattn", "generate", "--model", str(model), *arguments]
+
+
+def test_a_killed_rank_ends_the_others_with_one_line(tmp_path):
+    model = endless_demo(tmp_path / "demo")
+    processes = start_ranks(tmp_path, 2, lambda _: generate(model, "--max-tokens", "-1"))
+    try:
+        assert processes[0].stdout.read(20)
+        processes[1].kill()
+        _, (status, _, err) = results(processes[::-1], within=30)
+    finally:
+        for process in processes:
+            process.kill()
+    lines = [line for line in err.splitlines() if not line.startswith("[ring]")]
+    assert status == 2 and len(lines) == 1, err
+    assert lines[0].startswith("mlx-linattn: rank 0 of 2 lost its connection to rank 1: ")
+
+
+def test_a_rank_that_never_joins_is_named(tmp_path):
+    program = "from mlx_linattn import parallel; parallel.start('tensor', patience=1)"
+    ((status, _, err),) = results(start_ranks(tmp_path, 2, lambda _: ["-c", program], only=[0]), within=30)
+    assert status != 0
+    assert err == "mlx-linattn: rank 0 of 2: rank 1 did not join within 1 seconds: was it started?\n"
+
+
+def test_other_weights_on_one_rank_are_noticed_before_the_first_token(tmp_path):
+    models = [endless_demo(tmp_path / name) for name in ("one", "other")]
+    weights = models[1] / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    data[len(data) // 2 + 1] ^= 1
+    weights.write_bytes(data)
+    (status, out, err), (other, _, silent) = results(start_ranks(tmp_path, 2, lambda rank: generate(models[rank])))
+    assert (status, other, out, silent) == (2, 2, "", "")
+    assert err.startswith("mlx-linattn: rank 1 of 2 differs from rank 0 in its weights: "), err
+
+
+def test_alone_it_says_how_to_start_several(tmp_path):
+    ((status, _, err),) = results(start_ranks(tmp_path, 1, lambda _: generate("demo")))
+    assert status == 2 and "mlx.launch -n 2 " in err
