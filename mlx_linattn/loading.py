@@ -141,7 +141,6 @@ def load_model(
             facts["weights"] = parallel.digest(checkpoint)
             model, share = parallel.build(checkpoint, module, group)
 
-
         def check(nbytes: int) -> None:
             budget.require_weights(nbytes, memory_limit, str(checkpoint.folder))
 
@@ -152,7 +151,7 @@ def load_model(
             for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
                 mx.eval(array)
     if group is not None:
-        parallel.run(model, group)
+        parallel.run(model, share, group)
     return model, checkpoint.config
 
 

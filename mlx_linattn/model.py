@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from .errors import RequestError
 from .layers import ALONE, Layer, ResidualMix, RMSNorm
@@ -35,6 +36,15 @@ class Model(nn.Module):
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
         return ModelState((layer.mixer.make_state() for layer in self.layers), options)
+
+    def sampled(self, count: int) -> list[tuple[str, mx.Dtype, tuple[int, ...], mx.array]]:
+        """Of every weight its name, dtype and shape, and ``count`` of its numbers, evenly spread (float32 or int64)."""
+        found = []
+        for name, array in sorted(tree_flatten(self.parameters())):
+            sample = array.reshape(-1)[:: max(1, array.size // count)][:count]
+            wide = mx.float32 if mx.issubdtype(array.dtype, mx.floating) else mx.int64
+            found.append((name, array.dtype, array.shape, sample.astype(wide)))
+        return found
 
     def __call__(
         self,

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
-from ..cuts import Block, columns, rows
+from ..cuts import Block, columns, heads, rows
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
 from .attend import attend
@@ -44,6 +44,10 @@ class Attention(Part):
         if spec.output_gate:
             found["q_proj"] = rows(Block(spec.heads, 2 * spec.head_dim))
         return found | ({"q_norm": columns(q), "k_norm": columns(kv)} if spec.qk_norm_full else {})
+
+    @staticmethod
+    def state_cuts(spec: AttentionSpec):
+        return (heads(Block(spec.kv_heads)),)  # keys, values
 
     def make_state(self) -> KVState | WindowState:
         return KVState() if self.spec.window is None else WindowState(self.spec.window)

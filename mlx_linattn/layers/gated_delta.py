@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
-from ..cuts import Block, columns, rows
+from ..cuts import Block, columns, heads, rows
 from ..spec import GatedDeltaSpec
 from ..state import RecurrentState
 from .part import Part
@@ -52,6 +52,11 @@ class GatedDelta(Part):
             "in_proj_b": rows(each), "in_proj_a": rows(each), "A_log": columns(each), "dt_bias": columns(each),
             "conv_weight": rows(k, k, v), "out_proj": columns(v),
         }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: GatedDeltaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        return columns(k, k, v), heads(Block(spec.value_heads))  # window, matrix
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, matrix

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
-from ..cuts import Block, columns, rows
+from ..cuts import Block, columns, heads, rows
 from ..spec import KdaSpec
 from ..state import RecurrentState
 from .part import Part
@@ -61,6 +61,11 @@ class KimiDelta(Part):
             "g_proj" if spec.gate_rank is None else "g_proj.up": rows(v),
             "A_log": columns(each), "dt_bias": columns(decays), "o_proj": columns(v),
         }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: KdaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        return columns(k, k, v), heads(Block(spec.value_heads))  # window, matrix
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, matrix

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
-from ..cuts import Block, columns, rows
+from ..cuts import Block, columns, heads, rows
 from ..spec import LightningSpec
 from ..state import RecurrentState
 from .norm import RMSNorm
@@ -49,6 +49,10 @@ class Lightning(Part):
         each = Block(spec.heads, spec.head_dim)
         whole = {"g_proj": rows(each), "norm_weight": columns(each), "out_proj": columns(each)}
         return {"qkv_proj": rows(each, each, each), **whole}
+
+    @staticmethod
+    def state_cuts(spec: LightningSpec):
+        return (heads(Block(spec.heads)),)
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(1)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
-from ..cuts import Block, columns, rows
+from ..cuts import Block, columns, heads, rows
 from ..errors import RequestError
 from ..spec import KeyDecay, LinearAttentionSpec, LowRankDecay
 from ..state import RecurrentState
@@ -56,8 +56,8 @@ class LinearAttention(Part):
     def share(spec: LinearAttentionSpec, deal):
         first, end = deal.range(spec.heads)
         decay = spec.decay[first:end] if isinstance(spec.decay, tuple) else spec.decay
-        heads, kv_heads = deal.even(spec.heads, "heads"), deal.spread(spec.kv_heads, "key heads")
-        return replace(spec, heads=heads, kv_heads=kv_heads, decay=decay)
+        count, kv_heads = deal.even(spec.heads, "heads"), deal.spread(spec.kv_heads, "key heads")
+        return replace(spec, heads=count, kv_heads=kv_heads, decay=decay)
 
     @staticmethod
     def cuts(spec: LinearAttentionSpec):
@@ -68,6 +68,11 @@ class LinearAttention(Part):
             "decay_up": rows(k), "g_proj": rows(o), "o_proj": columns(o),
             **({"norm_weight": columns(o)} if spec.norm_whole else {}),
         }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: LinearAttentionSpec):
+        each = Block(spec.heads)
+        return heads(each), rows(each)  # matrix, peaks [B, H, Dk]
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2 if self.spec.feature_map == "exp" else 1)

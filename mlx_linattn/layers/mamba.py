@@ -54,6 +54,10 @@ class Mamba(Part):
     def _sizes(self) -> tuple[int, int, int]:
         return self.spec.step_rank, self.spec.state_size, self.spec.state_size
 
+    @staticmethod
+    def state_cuts(spec: MambaSpec):
+        return columns(Block(spec.inner)), rows(Block(spec.inner))  # window, h [B, inner, N]
+
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, h
 

@@ -89,6 +89,10 @@ class LatentAttention(Part):
             "g_proj": rows(v if spec.output_gate == "feature" else each), "o_proj": columns(v),
         }  # fmt: skip
 
+    @staticmethod
+    def state_cuts(spec: MlaSpec):
+        return (None,)  # latents
+
     def make_state(self) -> KVState:
         return KVState()
 

@@ -53,3 +53,8 @@ class Part(nn.Module):
     def cuts(spec) -> dict[str, Cut]:
         """What each rank has of the layer's parameters (or of the modules they lie in); it has all others whole."""
         raise NotImplementedError
+
+    @staticmethod
+    def state_cuts(spec) -> tuple[Cut | None, ...]:
+        """The same of the arrays of a mixer's state, in order; the last entry is good for all that follow. None: whole."""
+        raise NotImplementedError

@@ -45,8 +45,8 @@ class RgLru(Part):
 
     @staticmethod
     def share(spec: RgLruSpec, deal):
-        heads = deal.even(spec.heads, "heads")
-        return replace(spec, heads=heads, width=spec.width // spec.heads * heads)
+        count = deal.even(spec.heads, "heads")
+        return replace(spec, heads=count, width=spec.width // spec.heads * count)
 
     @staticmethod
     def cuts(spec: RgLruSpec):
@@ -57,6 +57,10 @@ class RgLru(Part):
             "input_gate_weight": heads(blocks), "recurrent_gate_weight": heads(blocks),
             "input_gate_bias": rows(blocks), "recurrent_gate_bias": rows(blocks),
         }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: RgLruSpec):
+        return (columns(Block(spec.heads, spec.width // spec.heads)),)  # window, h
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, h

@@ -9,13 +9,14 @@ import mlx.core as mx
 from ..errors import ParallelError
 from ..model import Model
 from ..state import KVOptions, ModelState
-from . import line
+from . import line, merge
 from .group import Group
+from .plan import Plan
 
 TIDY = 256  # messages after which memory that MLX keeps for reuse is given back
 
 
-def follow(model: Model, group: Group) -> None:
+def follow(model: Model, plan: Plan, group: Group) -> None:
     """Do what the first rank says until its program is over."""
     things: dict = {}  # states and snapshots by number
     for count in range(1, 1 << 62):
@@ -28,7 +29,9 @@ def follow(model: Model, group: Group) -> None:
             dtype, *shape = numbers
             mx.async_eval(model.logits(group.sum(mx.zeros(shape, line.DTYPES[dtype]))))
         elif operation == line.CALL:
-            _call(model, things, **json.loads(bytes(numbers)))
+            _call(model, plan, group, things, **json.loads(bytes(numbers)))
+        elif operation == line.SAMPLE:
+            merge.sampled(model, plan, group, *numbers)
         elif operation == line.DROP:
             for number in numbers:
                 things.pop(number, None)
@@ -52,9 +55,16 @@ def _read(model: Model, group: Group, things: dict, numbers: list[int]) -> None:
         mx.clear_cache()
 
 
-def _call(model: Model, things: dict, state: int, method: str, result: int | None, **arguments) -> None:
+def _call(model, plan, group, things: dict, state: int, method: str, result, **arguments) -> None:
     if method == "make_cache":
         things[result] = model.make_cache(KVOptions(**arguments["options"]))
+        return
+    if method == "dump":
+        merge.dumped(things[state], [things[number] for number in arguments["snapshots"]], plan, group)
+        return
+    if method == "load":
+        none = [None] * len(arguments["kinds"])
+        things.update(zip(result, merge.loaded(things[state], arrays=none, plan=plan, group=group, **arguments)))
         return
     if method == "adopt":
         arguments = {"options": KVOptions(**arguments["options"])}

@@ -14,27 +14,34 @@ from dataclasses import dataclass, fields
 import mlx.core as mx
 
 from ..model import Model
-from ..spec import ModelSpec
 from ..state import KVOptions, ModelState, Snapshot
-from . import line
+from . import line, merge
 from .group import Group
+from .plan import Plan, Share
 
 
 class Line:
     """The first rank's end of the line: numbers what exists, and says what to do in the order in which it is done."""
 
-    def __init__(self, group: Group):
-        self.group = group
+    def __init__(self, group: Group, plan: Plan):
+        self.group, self.plan = group, plan
         self._numbers = 0
         self._dropped: list[int] = []
         self._flying: list[mx.array] = []  # what was sent last
         self._thread = threading.get_ident()
 
-    def number(self, thing) -> int:
-        """A number for a new state or snapshot. When nobody holds it any more, the others let go of theirs."""
+    def new_number(self) -> int:
         self._numbers += 1
-        weakref.finalize(thing, self._dropped.append, self._numbers).atexit = False
         return self._numbers
+
+    def bind(self, thing, number: int) -> int:
+        """``number`` is that of ``thing``. When nobody holds it any more, the others let go of theirs."""
+        weakref.finalize(thing, self._dropped.append, number).atexit = False
+        return number
+
+    def number(self, thing) -> int:
+        """A number for a new state or snapshot."""
+        return self.bind(thing, self.new_number())
 
     def message(self, operation: int, numbers: Sequence[int], tail: mx.array | None = None) -> mx.array:
         return line.message(self.group, operation, numbers, tail)
@@ -47,8 +54,8 @@ class Line:
         self._flying = list(arrays)
         mx.async_eval(*arrays)
 
-    def call(self, state: int, method: str, result: int | None = None, **arguments) -> None:
-        """Let the others call a method of their state; ``result`` is the number of what it returns."""
+    def call(self, state: int, method: str, result: int | list[int] | None = None, **arguments) -> None:
+        """Let the others call a method of their state; ``result`` is the number of what it returns, or the numbers."""
         if self._dropped:
             dropped, self._dropped[:] = list(self._dropped), []
             self.send(self.message(line.DROP, dropped))
@@ -91,23 +98,39 @@ class LeaderState(ModelState):
         return twin
 
     def snapshot(self) -> Snapshot:
-        plain = super().snapshot()
-        found = NumberedSnapshot(**{field.name: getattr(plain, field.name) for field in fields(plain)})
-        object.__setattr__(found, "number", self._line.number(found))
+        found = self._numbered(super().snapshot(), self._line.new_number())
         self._line.call(self.number, "snapshot", found.number)
+        return found
+
+    def _numbered(self, plain: Snapshot, number: int) -> NumberedSnapshot:
+        found = NumberedSnapshot(**{field.name: getattr(plain, field.name) for field in fields(plain)}, number=number)
+        self._line.bind(found, number)
         return found
 
     def restore(self, snapshot: Snapshot) -> None:
         super().restore(snapshot)
         self._line.call(self.number, "restore", snapshot=snapshot.number)
 
+    def dump(self, snapshots: Sequence[Snapshot] = ()) -> list:
+        self._line.call(self.number, "dump", snapshots=[one.number for one in snapshots])
+        return merge.dumped(self, list(snapshots), self._line.plan, self._line.group)
+
+    def load(self, parts: list, length: int, positions: Sequence[int] = ()) -> list[Snapshot]:
+        layout, arrays = merge.described(parts)
+        kinds = [(str(array.dtype).rpartition(".")[2], array.shape) for array in arrays]
+        numbers = [self._line.new_number() for _ in positions]
+        told = {"layout": layout, "kinds": kinds, "length": length, "positions": list(positions)}
+        self._line.call(self.number, "load", numbers, **told)
+        found = merge.loaded(self, arrays=arrays, plan=self._line.plan, group=self._line.group, **told)
+        return [self._numbered(one, number) for one, number in zip(found, numbers)]
+
 
 class LeaderModel(Model):
     """The first rank's part of a model. Its logits are the whole model's."""
 
-    def __init__(self, spec: ModelSpec, group: Group):
-        super().__init__(spec)
-        self._line = Line(group)
+    def __init__(self, share: Share, group: Group):
+        super().__init__(share.spec)
+        self._line = Line(group, share.plan)
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         state = LeaderState(self._line, (layer.mixer.make_state() for layer in self.layers), options)
@@ -130,6 +153,10 @@ class LeaderModel(Model):
         logits = super().logits(self._line.group.sum(mx.depends(hidden, sent)))
         self._line.send(sent, logits)
         return logits
+
+    def sampled(self, count: int):
+        self._line.send(self._line.message(line.SAMPLE, [count]))
+        return merge.sampled(self, self._line.plan, self._line.group, count)
 
     def end(self) -> None:
         """Tell the other ranks that the program is over."""

@@ -7,6 +7,7 @@ no second connection, and messages and layers' sums keep one order on all ranks.
     PREDICT   dtype, shape               hidden states follow; their logits are wanted
     CALL      JSON: a method of a state  see leader.py
     DROP      ids                        states and snapshots that the first rank let go of
+    SAMPLE    count                      numbers of every weight, which tell this model from another
     END                                  the program is over
 """
 
@@ -18,7 +19,7 @@ import mlx.core as mx
 
 from .group import Group
 
-READ, PREDICT, CALL, DROP, END = range(5)
+READ, PREDICT, CALL, DROP, SAMPLE, END = range(6)
 FIRST = 64  # integers of a message's first packet: operation, length of the rest, and as much of the rest as there is room for
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 

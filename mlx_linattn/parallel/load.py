@@ -26,12 +26,12 @@ def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Mod
 
     plan = tensor_plan(spec, group.size, packed)
     share = plan.share(group.rank)
-    model = LeaderModel(share.spec, group) if group.rank == 0 else Model(share.spec)
+    model = LeaderModel(share, group) if group.rank == 0 else Model(share.spec)
     plan.connect(model, group)
     return model, share
 
 
-def run(model: Model, group: Group) -> None:
+def run(model: Model, share: Share, group: Group) -> None:
     """On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then."""
     group.busy = True
     group.join()
@@ -39,7 +39,7 @@ def run(model: Model, group: Group) -> None:
         atexit.register(end, model, group)
         return
     try:
-        follow(model, group)
+        follow(model, share.plan, group)
     except RuntimeError as error:
         if group.is_break(error):
             group.give_up()

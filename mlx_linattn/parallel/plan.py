@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 
 from ..cuts import COLUMNS, Block, Cut, Deal, Uneven, nested, rows
 from ..layers import BUILDS, Ranks
@@ -47,6 +48,12 @@ class Plan:
             for part in ("mixer", "mlp"):
                 if self._is_cut(f"layers.{i}.{part}"):
                     layer[part].ranks = ranks
+
+    def state_cuts(self, layer: int) -> Iterator[Cut | None]:
+        """How the arrays of a layer's state are cut, one after the other; None where every rank has the whole."""
+        mixer = self.spec.layers[layer].mixer
+        cuts = BUILDS[type(mixer)].state_cuts(mixer) if self._is_cut(f"layers.{layer}.mixer") else (None,)
+        return chain(cuts, repeat(cuts[-1]))
 
     def cut(self, parameter: str) -> Cut | None:
         """How a parameter is cut; None where every rank has it whole. A Cut without blocks: the first rank has it alone."""

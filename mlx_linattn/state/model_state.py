@@ -14,6 +14,8 @@ from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
 
+Part = Any  # of a state that belongs to one layer: a sequence of arrays (None: not there yet), or a number of tokens
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -148,6 +150,25 @@ class ModelState(Sequence):
             layer.restore(part)
         self.counts = snapshot.counts
         self._restored_to.append(snapshot.counts)
+
+    # Files
+
+    def dump(self, snapshots: Sequence[Snapshot] = ()) -> list[list[Part]]:
+        """What a file has to keep of this state and of its snapshots: for each, every layer's arrays, or its number of tokens."""
+        return [[layer.dump() for layer in self.layers], *(list(one.layers) for one in snapshots)]
+
+    def load(self, parts: list[list[Part]], length: int, positions: Sequence[int] = ()) -> list[Snapshot]:
+        """The reverse of :meth:`dump`, for one row of ``length`` tokens; returns the snapshots, taken after ``positions`` tokens."""
+        own, *others = parts
+        for layer, part in zip(self.layers, own):
+            layer.load(part, length)
+        self.counts = (length,)
+        return [self._snapshot_of(layers, position) for layers, position in zip(others, positions)]
+
+    def _snapshot_of(self, layers: Sequence[Part], position: int) -> Snapshot:
+        layers = tuple(part if isinstance(part, int) else tuple(part) for part in layers)
+        arrays = [array for part in layers if not isinstance(part, int) for array in part if array is not None]
+        return Snapshot((position,), layers, 0, sum(array.nbytes for array in arrays))
 
 
 def _covers(counts, wanted) -> bool:

@@ -6,7 +6,6 @@ tensor is read, and cut afterwards. That is never wrong, only slower, and takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx

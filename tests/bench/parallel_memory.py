@@ -48,7 +48,9 @@ def main() -> None:
         convert_memory.make(source, args.gigabytes)
         if args.bits:
             words = ["convert", str(source), "-o", str(Path(folder) / "quantized"), "-q", "--q-bits", str(args.bits)]
-            subprocess.run([sys.executable, "-m", "mlx_linattn", *words, "--no-verify"], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-m", "mlx_linattn", *words, "--no-verify"], check=True, capture_output=True
+            )
             source = Path(folder) / "quantized"
         print(f"{'ranks':>5} {'weights':>10} {'MLX peak':>10} {'resident':>10}  GB, rank 0")
         for ranks in (1, 2, 4):
