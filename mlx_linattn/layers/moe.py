@@ -142,8 +142,12 @@ class Moe(Part):
     @staticmethod
     def cuts(spec: MoeSpec):
         """A part of every expert: whichever are chosen, all ranks have the same work."""
-        cuts = nested("switch_mlp", Mlp.cuts(spec)) | nested("shared_expert", Mlp.cuts(_shared(spec)))
-        return cuts | ({"latent_up": columns(Block(spec.latent_size))} if spec.latent_size is not None else {})
+        cuts = nested("switch_mlp", Mlp.cuts(spec))
+        if spec.shared_size:
+            cuts |= nested("shared_expert", Mlp.cuts(_shared(spec)))
+        if spec.latent_size is not None:
+            cuts["latent_up"] = columns(Block(spec.latent_size))
+        return cuts
 
     def __call__(self, x):
         shape, x = x.shape, x.reshape(-1, x.shape[-1])

@@ -7,9 +7,13 @@ from ..cuts import Cut, Deal
 
 
 class Ranks:
-    """What layers ask of the ranks that a model is dealt out to. This class is one rank alone: there is nothing to do."""
+    """What layers ask of the ranks that a model is dealt out to. This class asks nobody: it is one rank alone.
 
-    deal = Deal(0, 1)
+    (With more, shapes come out right and numbers do not: enough to see what one of several ranks needs.)
+    """
+
+    def __init__(self, deal: Deal = Deal(0, 1)):  # noqa: B008 - frozen
+        self.deal = deal
 
     def sum(self, x):
         """The sum of what each rank has."""
@@ -17,7 +21,7 @@ class Ranks:
 
     def gather(self, x):
         """What each rank has, one behind the other along the last axis."""
-        return x
+        return mx.concatenate([x] * self.deal.ranks, axis=-1)
 
     def own(self, x):
         """This rank's share of the last axis of what all have."""

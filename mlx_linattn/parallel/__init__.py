@@ -12,7 +12,7 @@ is done to them the other ranks do as well, each with its part of the model. So 
 from .agree import digest, together
 from .group import Group
 from .load import build, end, run
-from .plan import Plan, Share, tensor_plan
+from .plan import Plan, Share, stored_groups, tensor_plan
 from .start import KINDS, check, start
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "end",
     "run",
     "start",
+    "stored_groups",
     "tensor_plan",
     "together",
 ]

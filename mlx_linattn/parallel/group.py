@@ -24,9 +24,9 @@ class Group(Ranks):
     """
 
     def __init__(self, group: mx.distributed.Group, kind: str = "tensor"):
+        super().__init__(Deal(group.rank(), group.size()))
         self.group, self.kind = group, kind
         self.busy = False  # with a model
-        self.deal = Deal(group.rank(), group.size())
         self.neighbours = Neighbours(self.rank)
         self.neighbours.keep_alive()
         self._left, self._last_words = threading.Event(), threading.Lock()

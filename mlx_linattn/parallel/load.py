@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 from types import ModuleType
 
-from ..layout import locate
+from ..errors import ParallelError
+from ..layout import unprefixed
 from ..model import Model
-from ..weights import Checkpoint, Tensors
+from ..weights import Checkpoint
 from .follower import follow
 from .group import Group
 from .leader import LeaderModel
-from .plan import Share, tensor_plan
+from .plan import Share, stored_groups, tensor_plan
+
+log = logging.getLogger(__name__)
 
 
 def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Model, Share]:
     """This rank's part of the model, still without weights, and what it is a part of."""
     spec = family.spec(checkpoint.config)
-    tensors, names = Tensors(checkpoint, family, spec), dict(family.names(spec))
-
-    def packed(module: str, inputs: int) -> int:
-        scales = f"{locate(module, names).sources[0]}.scales"
-        return inputs // tensors.info(scales).shape[-1] if checkpoint.is_mlx and scales in tensors else 1
-
-    plan = tensor_plan(spec, group.size, packed)
+    shapes = {unprefixed(name, family.PREFIXES): info.shape for name, info in checkpoint.tensors.items()}
+    plan = tensor_plan(spec, group.size, stored_groups(dict(family.names(spec)), shapes if checkpoint.is_mlx else {}))
+    if not any(name.startswith("layers.") for name in plan.cuts):
+        raise ParallelError(
+            f"this model cannot be dealt out to {group.size} ranks ({'; '.join(plan.left_whole())}): use another number of them"
+        )
+    if plan.whole and group.rank == 0:
+        log.warning("every rank has whole: %s", "; ".join(plan.left_whole()))
     share = plan.share(group.rank)
     model = LeaderModel(share, group) if group.rank == 0 else Model(share.spec)
     plan.connect(model, group)

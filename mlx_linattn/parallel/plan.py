@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 
 from ..cuts import COLUMNS, Block, Cut, Deal, Uneven, nested, rows
 from ..layers import BUILDS, Ranks
+from ..layout import Take, locate
 from ..model import Model
 from ..spec import ModelSpec
 
@@ -55,6 +58,17 @@ class Plan:
         cuts = BUILDS[type(mixer)].state_cuts(mixer) if self._is_cut(f"layers.{layer}.mixer") else (None,)
         return chain(cuts, repeat(cuts[-1]))
 
+    def left_whole(self) -> tuple[str, ...]:
+        """What every rank has whole, and why, in a sentence a reason."""
+        counts: dict[str, Counter] = {}
+        for part, reason in self.whole.items():
+            kind = "embedding and head" if part == "embed" else part.rpartition(".")[2]
+            counts.setdefault(re.sub(r"layers\.\d+\.", "", reason), Counter())[kind] += 1
+        return tuple(
+            f"{', '.join(kind if kind[0] == 'e' else f'{kind} of {n} layers' for kind, n in kinds.items())}: {reason}"
+            for reason, kinds in counts.items()
+        )
+
     def cut(self, parameter: str) -> Cut | None:
         """How a parameter is cut; None where every rank has it whole. A Cut without blocks: the first rank has it alone."""
         head, tail = parameter, ""
@@ -88,6 +102,16 @@ class Share:
 
     def cut(self, parameter: str) -> Cut | None:
         return self.plan.cut(parameter)
+
+
+def stored_groups(names: Mapping[str, str | Take], shapes: Mapping[str, tuple[int, ...]]) -> Callable[[str, int], int]:
+    """The ``packed`` of :func:`tensor_plan` for a checkpoint of MLX layout, from the shapes of its tensors."""
+
+    def packed(module: str, inputs: int) -> int:
+        scales = shapes.get(f"{locate(module, names).sources[0]}.scales")
+        return 1 if scales is None else inputs // scales[-1]
+
+    return packed
 
 
 def tensor_plan(spec: ModelSpec, ranks: int, packed: Callable[[str, int], int] = lambda module, inputs: 1) -> Plan:

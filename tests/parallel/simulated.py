@@ -13,7 +13,8 @@ from mlx_linattn.layers import Ranks
 
 class Threads(Ranks):
     def __init__(self, rank: int, table: list, barrier: threading.Barrier):
-        self.deal, self.table, self.barrier = Deal(rank, len(table)), table, barrier
+        super().__init__(Deal(rank, len(table)))
+        self.table, self.barrier = table, barrier
 
     def _all(self, x) -> list:
         mx.eval(x)

@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import FIXTURES, endless_demo, materialize
+from helpers import FIXTURES, assert_close, endless_demo, materialize
+
+import mlx_linattn as la
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from processes import results, start_ranks
 
 HERE = Path(__file__).parent
+ASK = "What is my dog's name?"
 # Between them every mixer, and every sum and norm that goes over all ranks.
 MODELS = {
     2: ("bailing_hybrid_v25", "fla_hgrn2", "jamba", "kimi_k3", "minimax_text_01", "olmo_hybrid", "qwen3_next", "recurrent_gemma"),
@@ -26,6 +29,28 @@ def test_logits_are_those_of_one_process(tmp_path, ranks):
     found = results(start_ranks(tmp_path, ranks, lambda _: [str(HERE / "checks.py"), *folders]))
     assert [status for status, _, _ in found] == [0] * ranks, "\n".join(err for _, _, err in found)
     assert found[0][1].split("\n")[:-1] == [f"{name}: same" for name in MODELS[ranks]]
+
+
+def test_a_conversation_goes_on_whatever_the_number_of_ranks(tmp_path):
+    """One process keeps a session, two take it over, one goes on: nothing is read again, and undo reaches back."""
+    model, tokenizer = la.load("demo", dtype="float32")
+    chat = la.Session(model, tokenizer)
+    for text in ("My dog is called Pepper.", "My cat is called Momo."):
+        chat.send(text, max_tokens=6)
+    one, two = tmp_path / "one.session", tmp_path / "two.session"
+    chat.save(one)
+    command = [str(HERE / "conversation.py"), str(one), str(two)]
+    (status, out, err), (other, _, _) = results(start_ranks(tmp_path, 2, lambda _: command))
+    assert (status, other) == (0, 0), err
+    chat.undo()
+    assert out == f"{chat.send(ASK, max_tokens=12)} {chat.last.reused_tokens}\n"
+    assert chat.last.reused_tokens > 0
+    again = la.Session.load(two, model, tokenizer)
+    assert (again.messages, again.tokens) == (chat.messages, chat.tokens)
+    for mine, theirs in zip(chat.state.arrays, again.state.arrays):
+        assert_close(
+            theirs[:, :, : chat.state.offset], mine[:, :, : chat.state.offset], 1e-3, "the state that two ranks kept"
+        )
 
 
 def generate(model, *options) -> list[str]:
