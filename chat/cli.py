@@ -12,6 +12,7 @@ from mlx_linattn.errors import MemoryLimitError, RequestError, SessionFileError
 from mlx_linattn.generate_cli import (
     add_memory_options,
     add_model_options,
+    add_parallel_option,
     add_sampling_options,
     join_ranks,
     kv_options,
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         prog="mlx-linattn chat", description="Talk to a model. Without --model: the bundled demo, offline."
     )
     add_model_options(parser)
+    add_parallel_option(parser)
     parser.set_defaults(model=None)
     script = parser.add_argument_group("scripts")
     script.add_argument(

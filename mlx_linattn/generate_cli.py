@@ -16,6 +16,9 @@ def add_model_options(parser: argparse.ArgumentParser, required: bool = False) -
     )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as stored)")
+
+
+def add_parallel_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         choices=("tensor",),
@@ -131,6 +134,7 @@ def template_options(text: str | None) -> dict:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mlx-linattn generate", description="Answer one prompt.")
     add_model_options(parser)
+    add_parallel_option(parser)
     parser.add_argument("--prompt", "-p", default="-", help="the prompt; '-' reads it from standard input (default)")
     parser.add_argument("--system-prompt", help="system prompt for the chat template")
     parser.add_argument("--ignore-chat-template", action="store_true", help="use the prompt as it is")

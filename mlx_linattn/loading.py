@@ -117,6 +117,9 @@ def load_model(
             device's working set; ``float("inf")`` never refuses.
         group: the ranks to share the model with, as :func:`mlx_linattn.parallel.start` returns them. The first rank gets
             a model like any other; on the others this function does what the first rank's model does, and exits with it.
+
+    Raises CheckpointError where the folder or the download is not what a model needs, UnsupportedModelError for a family that
+    is not known, RequestError for a dtype that is none, and MemoryLimitError.
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -168,7 +171,7 @@ def load(
 ):
     """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
 
-    Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
+    Arguments and errors as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer, which raises TokenizerError.
     """
     model, config = load_model(
         path_or_hf_repo, lazy, revision=revision, dtype=dtype, memory_limit=memory_limit, group=group

@@ -15,6 +15,8 @@ from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
+    """An MLX module that reads token ids and gives logits; made from a :class:`ModelSpec`, with random weights."""
+
     ranks = ALONE  # to which embedding and head are dealt out, where spec.vocab_parts says so
 
     def __init__(self, spec: ModelSpec):
@@ -31,11 +33,18 @@ class Model(nn.Module):
 
     @property
     def model_type(self) -> str:
+        """As in config.json."""
         return self.spec.model_type
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
         return ModelState((layer.mixer.make_state() for layer in self.layers), options)
+
+    def rehearse(self, state: ModelState) -> ModelState:
+        """What ``state`` would be after one more token, for its shapes: it is not evaluated, and nothing else changes."""
+        twin = state.fork()
+        self.hidden_states(mx.array([[0]]), twin)
+        return twin
 
     def sampled(self, count: int) -> list[tuple[str, mx.Dtype, tuple[int, ...], mx.array]]:
         """Of every weight its name, dtype and shape, and ``count`` of its numbers, evenly spread (float32 or int64)."""
@@ -76,6 +85,8 @@ class Model(nn.Module):
 
     def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
         """The last hidden states [B, T, H], after the final norm, of ``ids`` [B, T]."""
+        if 0 in ids.shape:
+            raise RequestError(f"ids have shape {list(ids.shape)}: give at least one row of at least one token")
         state = self.make_cache() if cache is None else cache
         span = state.span(*ids.shape, lengths)
         x = self._embedded(ids)

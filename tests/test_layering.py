@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "weights": {"arch", "layout", "cuts", "model", "spec", "errors"},
     "parallel": {PUBLIC, "layers", "layout", "cuts", "model", "spec", "state", "weights", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
+    "engine": {"session", "generation", "sampling", "loading", "budget", "model", "state", "errors"},
+    "server": {PUBLIC, "engine", "generate_cli", "errors"},
     "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
 }
 PURE = {"errors", "spec", "cuts", "layout", "arch"}  # data and rules: they run without MLX

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..errors import ParallelError
 from ..model import Model
-from ..state import KVOptions, ModelState
+from ..state import ModelState
 from . import line, merge
 from .group import Group
 from .plan import Plan
@@ -29,7 +29,7 @@ def follow(model: Model, plan: Plan, group: Group) -> None:
             dtype, *shape = numbers
             mx.async_eval(model.logits(group.sum(mx.zeros(shape, line.DTYPES[dtype]))))
         elif operation == line.CALL:
-            _call(model, plan, group, things, **json.loads(bytes(numbers)))
+            _call(model, plan, group, things, *json.loads(bytes(numbers)))
         elif operation == line.SAMPLE:
             merge.sampled(model, plan, group, *numbers)
         elif operation == line.DROP:
@@ -55,21 +55,19 @@ def _read(model: Model, group: Group, things: dict, numbers: list[int]) -> None:
         mx.clear_cache()
 
 
-def _call(model, plan, group, things: dict, state: int, method: str, result, **arguments) -> None:
+def _call(model: Model, plan: Plan, group: Group, things: dict, method: str, arguments: list, result) -> None:
+    arguments = line.decoded(arguments, things)
     if method == "make_cache":
-        things[result] = model.make_cache(KVOptions(**arguments["options"]))
-        return
-    if method == "dump":
-        merge.dumped(things[state], [things[number] for number in arguments["snapshots"]], plan, group)
-        return
-    if method == "load":
-        none = [None] * len(arguments["kinds"])
-        things.update(zip(result, merge.loaded(things[state], arrays=none, plan=plan, group=group, **arguments)))
-        return
-    if method == "adopt":
-        arguments = {"options": KVOptions(**arguments["options"])}
-    elif method == "restore":
-        arguments = {"snapshot": things[arguments["snapshot"]]}
-    made = getattr(things[state], method)(**arguments)
-    if result is not None:
+        made = model.make_cache(*arguments)
+    elif method == "dump":
+        made = merge.dumped(*arguments, plan, group)
+    elif method == "load":
+        state, layout, kinds, lengths = arguments
+        made = merge.loaded(state, layout, kinds, lengths, [None] * len(kinds), plan, group)
+    else:
+        state, *others = arguments
+        made = getattr(state, method)(*others)
+    if isinstance(result, list):
+        things.update(zip(result, made))
+    elif result is not None:
         things[result] = made

@@ -5,7 +5,7 @@ no second connection, and messages and layers' sums keep one order on all ranks.
 
     READ      state, B, T, counts        the tokens [B, T] follow; the state reads them
     PREDICT   dtype, shape               hidden states follow; their logits are wanted
-    CALL      JSON: a method of a state  see leader.py
+    CALL      JSON                       a method of a state, its arguments, the number of its result
     DROP      ids                        states and snapshots that the first rank let go of
     SAMPLE    count                      numbers of every weight, which tell this model from another
     END                                  the program is over
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..state import KVOptions
 from .group import Group
 
 READ, PREDICT, CALL, DROP, SAMPLE, END = range(6)
@@ -44,3 +45,22 @@ def receive(group: Group) -> tuple[int, list[int]]:
     if size > FIRST - 2:
         numbers += group.sum(mx.zeros((size - (FIRST - 2),), mx.int32)).tolist()
     return operation, numbers[:size]
+
+
+def encoded(argument):
+    """An argument of a state's method as JSON can hold it: states and snapshots by their numbers."""
+    if isinstance(argument, (list, tuple)):
+        return [encoded(one) for one in argument]
+    if isinstance(argument, KVOptions):
+        return {"options": argument.as_dict()}
+    number = getattr(argument, "number", None)
+    return argument if number is None else {"number": number}
+
+
+def decoded(argument, things: dict[int, object]):
+    """The reverse of :func:`encoded`, where states and snapshots are ``things``."""
+    if isinstance(argument, list):
+        return [decoded(one, things) for one in argument]
+    if not isinstance(argument, dict):
+        return argument
+    return KVOptions(**argument["options"]) if "options" in argument else things[argument["number"]]

@@ -80,18 +80,12 @@ def described(parts: list) -> tuple[list, list[mx.array]]:
 
 
 def loaded(
-    state: ModelState,
-    layout: list,
-    arrays: list,
-    kinds: list,
-    length: int,
-    positions: list[int],
-    plan: Plan,
-    group: Group,
+    state: ModelState, layout: list, kinds: list, lengths: list[int], arrays: list, plan: Plan, group: Group
 ) -> list[Snapshot]:
-    """:meth:`ModelState.load` of this rank's share, and its snapshots. ``kinds``: (dtype, shape) of each array.
+    """:meth:`ModelState.load` of this rank's share, and its snapshots. All ranks have to do so at the same time.
 
-    ``arrays``: whole ones on the first rank, None on the others. All ranks have to do so at the same time.
+    layout: of the state and then of each snapshot, as :func:`described` gives it; ``lengths``: their tokens.
+    kinds: (dtype, shape) of each array.  : whole ones on the first rank, None on the others.
     """
     cuts = {}
     for layers in layout:
@@ -106,7 +100,8 @@ def loaded(
         [part if isinstance(part, int) else [None if x is None else shares[x] for x in part] for part in layers]
         for layers in layout
     ]
-    return ModelState.load(state, parts, length, positions)
+    own_parts, *snapshots = parts
+    return ModelState.load(state, own_parts, lengths[0], list(zip(snapshots, lengths[1:])))
 
 
 def sampled(
