@@ -112,7 +112,9 @@ class LeaderState(ModelState):
     def numbered(self, thing: ModelState | Snapshot, number: int):
         """What a method made of this state, known by ``number`` from now on."""
         if isinstance(thing, Snapshot):
-            thing = NumberedSnapshot(**{field.name: getattr(thing, field.name) for field in fields(thing)}, number=number)
+            thing = NumberedSnapshot(
+                **{field.name: getattr(thing, field.name) for field in fields(thing)}, number=number
+            )
         else:
             thing.number = number
         self.line.bind(thing, number)
@@ -139,7 +141,9 @@ class LeaderState(ModelState):
         return [self.numbered(one, number) for one, number in zip(found, numbers)]
 
     def assemble(self, layers, pieces, length) -> None:
-        raise StateError("pieces of a state that several ranks share cannot be put together on one of them: keep no prefixes")
+        raise StateError(
+            "pieces of a state that several ranks share cannot be put together on one of them: keep no prefixes"
+        )
 
 
 class LeaderModel(Model):

@@ -85,7 +85,7 @@ def loaded(
     """:meth:`ModelState.load` of this rank's share, and its snapshots. All ranks have to do so at the same time.
 
     layout: of the state and then of each snapshot, as :func:`described` gives it; ``lengths``: their tokens.
-    kinds: (dtype, shape) of each array.  : whole ones on the first rank, None on the others.
+    kinds: (dtype, shape) of each array.  arrays: whole ones on the first rank, None on the others.
     """
     cuts = {}
     for layers in layout:

@@ -31,7 +31,11 @@ def check(folder: Path, group: parallel.Group) -> None:
     cache.restore(before)
     again = [model(want["decode_ids"][:, i : i + 1], cache) for i in range(2)]
     assert_close(mx.concatenate(again, axis=1), want["logits_decode"][:, :2], within, "decode after undo")
-    assert_close(model(want["decode_ids"][:, 3:4], twin), want["logits_decode"][:, 3:4], within, "decode of a fork")
+    rows = twin.take([0]).join(cache.take([0]))  # of different lengths, on their way together
+    step = model(np.concatenate([want["decode_ids"][:1, i : i + 1] for i in (3, 2)]), rows)
+    assert_close(step[0], want["logits_decode"][0, 3:4], within, "decode of a fork")
+    assert_close(step[1], want["logits_decode"][0, 2:3], within, "decode of a row that joined")
+    assert rows.take([1]).counts == (cache.offset + 1,)
     batch = model(np.repeat(want["input_ids"][:1, :9], 2, axis=0), lengths=[9, 5])
     assert_close(batch[0], want["logits_prefill"][0, :9], within, "the long row of a batch")
     assert_close(batch[1, :5], want["logits_prefill"][0, :5], within, "the short row of a batch")
