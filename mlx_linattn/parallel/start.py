@@ -48,7 +48,7 @@ def start(kind: str, patience: float = PATIENCE) -> Group:
     if group is None or group.size() == 1:
         raise ParallelError(
             "parallel needs several ranks: start the whole command with mlx.launch, as in "
-            "`mlx.launch -n 2 mlx-linattn generate --parallel tensor ...`"
+            "`mlx.launch -n 2 -- mlx-linattn generate --parallel tensor ...`"
         )
     joined.append(Group(group, kind))
     return joined[-1]
