@@ -38,6 +38,7 @@ class Tensors:
                     f"{checkpoint.folder}: holds both {name!r} and {other!r}, two names of one tensor"
                 )
         self._used: set[str] = set()
+        self._takes: dict[str, Take] = {}
         packed = {name.removesuffix("_packed") for name in self.stored if name.endswith("_packed")}
         self._present = self.stored.keys() | packed
 
@@ -46,7 +47,9 @@ class Tensors:
 
     def take(self, name: str) -> Take:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
-        return published_sources(name, self.rules, self._present, self.experts)
+        if name not in self._takes:
+            self._takes[name] = published_sources(name, self.rules, self._present, self.experts)
+        return self._takes[name]
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -59,36 +62,58 @@ class Tensors:
             raise CheckpointError(f"tensor {source!r} is stored without the scales that its format needs")
         return found
 
-    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``."""
-        return self.make(self.take(name), decoded_dtype)
+    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32, rows: slice | None = None) -> mx.array:
+        """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``.
 
-    def make(self, take: Take, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        """The tensor that ``take`` makes from stored ones."""
+        ``rows``: only these of its first axis.
+        """
+        return self.make(self.take(name), decoded_dtype, rows)
+
+    def make(self, take: Take, decoded_dtype: mx.Dtype = mx.float32, rows: slice | None = None) -> mx.array:
+        """The tensor that ``take`` makes from stored ones, or ``rows`` of it; where it can be cut, no others are read."""
+        if rows is not None and take.steps == (("stack",),):
+            return self.make(Take(take.sources[rows], *take.steps), decoded_dtype)
+        if rows is not None and not self.can_cut(take):
+            return self.make(take, decoded_dtype)[rows]
         arrays = []
         for source in take.sources:
             if take.steps and f"{source.removesuffix('.weight')}.scales" in self:
-                arrays.append(self._dequantized(source.removesuffix(".weight")).astype(decoded_dtype))
+                arrays.append(self._dequantized(source.removesuffix(".weight"), rows).astype(decoded_dtype))
                 continue
             encoding = self.encoding(source)
             self._used |= set(encoding.parts)
-            array = encodings.decode(encoding, self.stored_parts(encoding))
+            array = encodings.decode(encoding, self.stored_parts(encoding, rows))
             arrays.append(array if encoding.kind == "plain" else array.astype(decoded_dtype))
         return transform.apply(take, arrays)
 
-    def stored_parts(self, encoding: encodings.Encoding) -> list[mx.array]:
-        return [self.checkpoint.read(self.stored[part]) for part in encoding.parts]
+    def can_cut(self, take: Take) -> bool:
+        """Whether rows of the first axis can be made without reading the others."""
+        if take.steps == (("stack",),):
+            return True
+        encoding = self.encoding(take.sources[0])
+        ndim = len(self.info(encoding.parts[0]).shape)
+        return ndim > 1 and transform.keeps_rows(take, ndim) and (encoding.kind != "fp8 blocks" or ndim > 2)
 
-    def make_packed(self, take: Take) -> list[mx.array] | None:
+    def stored_parts(self, encoding: encodings.Encoding, rows: slice | None = None) -> list[mx.array]:
+        """The arrays of an encoding; of those that have a row for each row of the weight, only ``rows``."""
+        shapes = [self.info(part).shape for part in encoding.parts]
+        cut = [rows if shape[:1] == shapes[0][:1] else None for shape in shapes]
+        return [self.checkpoint.read(self.stored[part], some) for part, some in zip(encoding.parts, cut)]
+
+    def make_packed(self, take: Take, rows: slice | None = None) -> list[mx.array] | None:
         """Weight and scales as MLX's mxfp4 has them, bit for bit, where the sources are mxfp4 and only rows are moved."""
+        if rows is not None and take.steps == (("stack",),):
+            return self.make_packed(Take(take.sources[rows], *take.steps))
         found = [self.encoding(source) for source in take.sources]
         if any(encoding.kind != "mxfp4" for encoding in found) or not transform.moves_rows(take):
             return None
-        parts = [self.stored_parts(encoding) for encoding in found]
+        if rows is not None and not self.can_cut(take):
+            return [part[rows] for part in self.make_packed(take)]
+        parts = [self.stored_parts(encoding, rows) for encoding in found]
         codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
         return [codes, transform.apply(take, [scales for _, scales in parts])]
 
-    def _dequantized(self, module: str) -> mx.array:
+    def _dequantized(self, module: str, rows: slice | None) -> mx.array:
         """The numbers of a module that MLX quantized in another shape than ours has."""
         found = quantization(self.checkpoint.config, self.family.PREFIXES)
         if found is None:
@@ -96,7 +121,7 @@ class Tensors:
         settings = _settings(found, module)
         parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
         self._used |= set(parts)
-        return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
+        return mx.dequantize(*(self.checkpoint.read(self.stored[part], rows) for part in parts), **settings)
 
     def leftover(self) -> dict[str, str]:
         """Stored tensors that nothing used, with the reason why not; raises CheckpointError where there is none."""
