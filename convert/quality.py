@@ -14,7 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
+from mlx_linattn import arch
 from mlx_linattn.model import Model
+from mlx_linattn.spec import MoeSpec
 from mlx_linattn.state import ModelState, RecurrentState
 from mlx_linattn.weights.checkpoint import Checkpoint
 
@@ -23,6 +25,8 @@ from .reader import Reader
 
 ROW = 256  # tokens read in one go
 MOST_ROWS = 16
+PAGE = 1024  # tokens of the bundled text, about
+OVERHEAD = 300 << 20  # bytes of the program itself, and of slices of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,26 @@ def rows_of(tokens: list[int]) -> mx.array:
     return mx.array(tokens[: count * width]).reshape(count, width)
 
 
-def memory_needed(plan: Plan) -> int:
-    """Bytes that :func:`compare` holds at most, about: a layer of both models, and one stack of experts widened."""
+def memory_needed(plan: Plan, tokens: int = PAGE) -> int:
+    """Bytes that :func:`compare` holds at most, about, all in float32.
+
+    Weights: a layer without its experts, its largest tensor once more while that is decoded, and one expert.
+    Tokens of both models: what goes through the layers, what experts make of it, and what is inside a layer for one row.
+    """
+    spec = arch.family(plan.config).spec(plan.config)
     layers: Counter[str] = Counter()
+    largest = expert = 0
     for entry in plan.entries:
         layer = re.search(r"layers\.\d+\.", entry.target)
-        layers[layer.group() if layer else "outside"] += 2 * entry.parameters * (2 if len(entry.shape) == 3 else 4)
-    widened = max((4 * entry.parameters for entry in plan.entries if len(entry.shape) == 3), default=0)
-    return max(n for name, n in layers.items() if name != "outside") + layers["outside"] + widened
+        if layer is None:
+            continue
+        if "switch_mlp" in entry.target:
+            expert = max(expert, 3 * entry.parameters // entry.shape[0])
+        else:
+            layers[layer.group()] += entry.parameters
+            largest = max(largest, entry.parameters)
+    streams = 6 + sum(layer.mixer_residual.starts_block + layer.mlp_residual.starts_block for layer in spec.layers)
+    copies = max(2 * layer.mlp.top_k if isinstance(layer.mlp, MoeSpec) else 0 for layer in spec.layers)
+    widths = max(layers.values(), default=0) // spec.hidden_size  # of all that a layer's matrices make, more or less
+    inside = 2 * tokens * spec.hidden_size * (streams + copies) + 3 * min(tokens, ROW) * widths
+    return 4 * (max(layers.values(), default=0) + largest + expert + inside) + OVERHEAD

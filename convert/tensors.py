@@ -13,7 +13,7 @@ from .bits import Quantization
 from .plan import DTYPES, Entry
 
 NEGLIGIBLE = 1e-6  # of a tensor's largest number
-PIECE = 256 << 20  # bytes of float32 numbers that are worked on at a time, where a tensor can be cut
+PIECE = 64 << 20  # bytes of float32 numbers that are worked on at a time, where a tensor can be cut
 
 Rows = slice | None  # of a tensor's first axis; None: all
 

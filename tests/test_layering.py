@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "chat": {PUBLIC, "errors", "generate_cli"},
     "weights": {"arch", "layout", "model", "spec", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
-    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
+    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "layers", "state", "spec", "budget", "errors"},
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX
 HEAVY = {"mlx_lm", "transformers"}  # imported in interop alone
