@@ -7,10 +7,21 @@ from helpers import assert_close
 from mlx_linattn.convert import convert, prepare, reader
 from mlx_linattn.convert.quality import memory_needed
 from mlx_linattn.convert.tensors import numbers, packed_parts
+from mlx_linattn.layout import Take
 from mlx_linattn.loading import load_model
 from mlx_linattn.weights.checkpoint import Checkpoint
+from mlx_linattn.weights.transform import keeps_rows
 
-PUBLISHED = ["qwen3_5_moe", "qwen3_5_moe_fp8", "qwen3_5_nvfp4", "qwen3_5_fp8", "kimi_k3", "minimax_text_01", "jamba"]
+PUBLISHED = [
+    "qwen3_5_moe",
+    "qwen3_5_moe_fp8",
+    "qwen3_5_nvfp4",
+    "qwen3_5_fp8",
+    "kimi_k3",
+    "minimax_text_01",
+    "jamba",
+    "fla_gla",
+]
 
 
 def same_in_parts(conversion) -> set[str]:
@@ -105,3 +116,10 @@ def test_memory_grows_with_a_layer_not_with_its_experts(fixture_folder, tmp_path
     assert memory_needed(replace(plan, entries=tuple(more))) == memory_needed(plan)
     assert memory_needed(replace(plan, entries=tuple(wide))) > memory_needed(plan)
     assert memory_needed(plan, 4096) > memory_needed(plan, 1024)
+
+
+def test_which_steps_keep_rows():
+    half = ("part", -2, 0, 2)
+    assert keeps_rows(Take("a"), 2) and keeps_rows(Take("a", half), 3)
+    assert not keeps_rows(Take("a", half), 2) and not keeps_rows(Take("a", ("part", 0, 0, 2)), 3)
+    assert not keeps_rows(Take(("a", "b")), 3) and not keeps_rows(Take("a", ("ungroup", 2, (1,), (0,))), 3)
