@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "chat": {PUBLIC, "errors", "generate_cli"},
     "weights": {"arch", "layout", "model", "spec", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
+    "engine": {"session", "generation", "sampling", "loading", "budget", "model", "state", "errors"},
+    "server": {PUBLIC, "engine", "generate_cli", "errors"},
     "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "layers", "state", "spec", "budget", "errors"},
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX

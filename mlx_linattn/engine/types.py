@@ -113,3 +113,27 @@ class Done:
 
 
 Event = Progress | Text | Reasoning | ToolCall | Done
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All of an answer. ``logprobs`` are those of its text, where they were asked for."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    done: Done
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to be appended to the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message

@@ -21,6 +21,11 @@ class Span:
         return self.starts[0] if len(set(self.starts)) == 1 else mx.array(self.starts)
 
     @cached_property
+    def places(self) -> int | mx.array:
+        """Where a cache without gaps stores the tokens: the first column, or [B, T] columns where rows begin at different ones."""
+        return self.starts[0] if len(set(self.starts)) == 1 else self.offset[:, None] + mx.arange(self.T)
+
+    @cached_property
     def lengths(self) -> mx.array | None:
         """[B] real tokens of each row, or None where no row is padded."""
         return None if all(count == self.T for count in self.counts) else mx.array(self.counts)

@@ -22,6 +22,10 @@ class WindowState(RecurrentState):
         """Slots: no query sees more columns than these."""
         return self.sinks + self.window
 
+    @property
+    def layout(self) -> tuple:
+        return (self.window, self.sinks, *super().layout)
+
     def reset(self) -> None:
         self.arrays = []
 
