@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "session": {"generation", "budget", "model", "state", "errors"},
     "engine": {"session", "generation", "sampling", "loading", "budget", "model", "state", "errors"},
     "server": {PUBLIC, "engine", "generate_cli", "errors"},
-    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
+    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "layers", "state", "spec", "budget", "errors"},
 }
 PURE = {"errors", "spec", "cuts", "layout", "arch"}  # data and rules: they run without MLX
 HEAVY = {"mlx_lm", "transformers"}  # imported in interop alone

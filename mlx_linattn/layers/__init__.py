@@ -66,7 +66,7 @@ class Layer(nn.Module):
         With mixed residuals, x is (blocks, sum): see ResidualSpec.
         """
         dtype = dtype or x.dtype
-        mixer, mlp = self.mixer, self.get("mlp")
+        mixer, mlp = self.mixer, None if self.spec.mlp is None else self.mlp
 
         def mix(y):
             return mixer.ranks.sum(mixer(y.astype(dtype), state, span))

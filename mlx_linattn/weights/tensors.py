@@ -39,6 +39,7 @@ class Tensors:
                     f"{checkpoint.folder}: holds both {name!r} and {other!r}, two names of one tensor"
                 )
         self._used: set[str] = set()
+        self._takes: dict[str, Take] = {}
         packed = {name.removesuffix("_packed") for name in self.stored if name.endswith("_packed")}
         self._present = self.stored.keys() | packed
 
@@ -47,7 +48,9 @@ class Tensors:
 
     def take(self, name: str) -> Take:
         """How the tensor ``name`` of MLX layout is made from what is stored."""
-        return published_sources(name, self.rules, self._present, self.experts)
+        if name not in self._takes:
+            self._takes[name] = published_sources(name, self.rules, self._present, self.experts)
+        return self._takes[name]
 
     def info(self, plain: str) -> TensorInfo:
         """Header of a stored tensor, by its name without prefix."""
@@ -60,13 +63,20 @@ class Tensors:
             raise CheckpointError(f"tensor {source!r} is stored without the scales that its format needs")
         return found
 
-    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``."""
-        return self.make(self.take(name), decoded_dtype)
+    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32, rows: slice | None = None) -> mx.array:
+        """The tensor ``name`` of MLX layout, lazily; numbers that had to be decoded come in ``decoded_dtype``.
 
-    def make(self, take: Take, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        """The tensor that ``take`` makes from stored ones."""
-        return transform.apply(take, [self._source(source, take, decoded_dtype) for source in take.sources])
+        ``rows``: only these of its first axis.
+        """
+        return self.make(self.take(name), decoded_dtype, rows)
+
+    def make(self, take: Take, decoded_dtype: mx.Dtype = mx.float32, rows: slice | None = None) -> mx.array:
+        """The tensor that ``take`` makes from stored ones, or ``rows`` of it; where it can be cut, no others are read."""
+        if rows is not None and take.steps == (("stack",),):
+            return self.make(Take(take.sources[rows], *take.steps), decoded_dtype)
+        if rows is not None and not self.can_cut(take):
+            return self.make(take, decoded_dtype)[rows]
+        return transform.apply(take, [self._source(x, take, decoded_dtype, _of(rows)) for x in take.sources])
 
     def _source(self, source: str, take: Take, decoded_dtype: mx.Dtype, wanted: Selection | None = None) -> mx.array:
         """The numbers of a stored tensor for ``take``, or those that are ``wanted`` of them."""
@@ -74,15 +84,19 @@ class Tensors:
             return self._dequantized(source.removesuffix(".weight"), wanted).astype(decoded_dtype)
         encoding = self.encoding(source)
         self._used |= set(encoding.parts)
-        if wanted is None:
-            parts = self.stored_parts(encoding)
-        else:
-            axis = wanted.axis
-            length = self._source(source, take, decoded_dtype).shape[axis]
-            blocks = encodings.blocks(encoding, [self._infos[part].shape for part in encoding.parts], axis, length)
-            parts = [self._part(part, wanted, length, block) for part, block in zip(encoding.parts, blocks)]
-        array = encodings.decode(encoding, parts)
+        array = encodings.decode(encoding, self.stored_parts(encoding, wanted))
         return array if encoding.kind == "plain" else array.astype(decoded_dtype)
+
+    def stored_parts(self, encoding: encodings.Encoding, wanted: Selection | None = None) -> list[mx.array]:
+        """The arrays of an encoding, or what of each is ``wanted`` of the numbers that they hold."""
+        if wanted is None:
+            return [self.checkpoint.read(self.stored[part]) for part in encoding.parts]
+        shapes = [self.info(part).shape for part in encoding.parts]
+        length = shapes[0][wanted.axis]
+        if wanted.axis == len(shapes[0]) - 1:  # the only axis that can be packed
+            length = encodings.decode(encoding, self.stored_parts(encoding)).shape[-1]
+        blocks = encodings.blocks(encoding, shapes, wanted.axis, length)
+        return [self._part(part, wanted, length, block) for part, block in zip(encoding.parts, blocks)]
 
     def _part(self, part: str, wanted: Selection, length: int, block: int) -> mx.array:
         """What is wanted of an axis of ``length`` entries, of a stored tensor that has one for each ``block``; 0: one for all."""
@@ -90,8 +104,13 @@ class Tensors:
             return self.checkpoint.read(self.stored[part])
         return self.checkpoint.read_ranges(self.stored[part], wanted.axis, wanted.packed(length, block).ranges)
 
-    def stored_parts(self, encoding: encodings.Encoding) -> list[mx.array]:
-        return [self.checkpoint.read(self.stored[part]) for part in encoding.parts]
+    def can_cut(self, take: Take) -> bool:
+        """Whether rows of the first axis can be made without reading the others."""
+        if take.steps == (("stack",),):
+            return True
+        encoding = self.encoding(take.sources[0])
+        ndim = len(self.info(encoding.parts[0]).shape)
+        return ndim > 1 and transform.keeps_rows(take, ndim) and (encoding.kind != "fp8 blocks" or ndim > 2)
 
     def read_part(self, name: str, wanted: Selection, decoded_dtype: mx.Dtype) -> mx.array:
         """A part of what :meth:`read` gives; no more is read than it needs. Raises Whole where that cannot be told."""
@@ -100,12 +119,16 @@ class Tensors:
         parts = [self._source(x, whole, decoded_dtype, one) for x, one in zip(whole.sources, selections)]
         return transform.apply(take, parts)
 
-    def make_packed(self, take: Take) -> list[mx.array] | None:
+    def make_packed(self, take: Take, rows: slice | None = None) -> list[mx.array] | None:
         """Weight and scales as MLX's mxfp4 has them, bit for bit, where the sources are mxfp4 and only rows are moved."""
+        if rows is not None and take.steps == (("stack",),):
+            return self.make_packed(Take(take.sources[rows], *take.steps))
         found = [self.encoding(source) for source in take.sources]
         if any(encoding.kind != "mxfp4" for encoding in found) or not transform.moves_rows(take):
             return None
-        parts = [self.stored_parts(encoding) for encoding in found]
+        if rows is not None and not self.can_cut(take):
+            return [part[rows] for part in self.make_packed(take)]
+        parts = [self.stored_parts(encoding, _of(rows)) for encoding in found]
         codes = transform.apply(take, [mx.view(packed, mx.uint32) for packed, _ in parts])
         return [codes, transform.apply(take, [scales for _, scales in parts])]
 
@@ -119,7 +142,9 @@ class Tensors:
         self._used |= set(parts)
         if wanted is None:
             return mx.dequantize(*(self.checkpoint.read(self.stored[part]) for part in parts), **settings)
-        length = self._dequantized(module).shape[wanted.axis]
+        shape = self.info(parts[0]).shape
+        packed = wanted.axis == len(shape) - 1
+        length = self._dequantized(module).shape[-1] if packed else shape[wanted.axis]
         blocks = [length // self._infos[part].shape[wanted.axis] for part in parts]
         return mx.dequantize(*(self._part(part, wanted, length, b) for part, b in zip(parts, blocks)), **settings)
 
@@ -144,6 +169,10 @@ class Tensors:
                 )
             dropped[name] = reason
         return dropped
+
+
+def _of(rows: slice | None) -> Selection | None:
+    return None if rows is None else Selection(0, ((rows.start, rows.stop),))
 
 
 def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool]] | None:

@@ -63,6 +63,11 @@ def rising_share(arrays, index):
 STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, cut, part, rising_share, ungroup)}
 
 
+def keeps_rows(take: Take, ndim: int) -> bool:
+    """Whether row ``i`` of the result comes from row ``i`` of the one source, which has ``ndim`` axes."""
+    return all(name == "part" and -ndim < rest[0] < 0 for name, *rest in take.steps) and len(take.sources) == 1
+
+
 def moves_rows(take: Take) -> bool:
     """Whether the steps leave the last axis alone, so that they hold for packed weights and for their scales alike."""
     return all(name in ("stack", "ungroup") or (name == "part" and rest[0] == -2) for name, *rest in take.steps)
