@@ -299,13 +299,19 @@ def test_leaving_a_stream_cancels_it(endless, leave):
 # Readers that do not read
 
 
+def all_rest(engine, idle) -> None:
+    """Wait until streams that hold 8 events at most are full, and their answers rest."""
+    eventually(lambda: engine.stats().rows == 0 and all(len(stream._channel._events) >= 8 for stream in idle))
+    assert engine.stats().queue == len(idle)
+    assert all(len(stream._channel._events) <= 9 for stream in idle)
+
+
 def test_an_answer_that_nobody_reads_rests_and_others_go_on(endless, monkeypatch):
     monkeypatch.setattr(streams, "ROOM", 8)
     options = {"temp": 1.0, "seed": 5, "max_tokens": 60, "logprobs": 0}
     want = endless.answer(WORDS[0], **options)
     idle = [endless.submit(WORDS[0], **options) for _ in range(2)]
-    eventually(lambda: endless.stats().rows == 0 and endless.stats().queue == 2)
-    assert all(len(stream._channel._events) <= 10 for stream in idle)
+    all_rest(endless, idle)
     assert endless.answer(WORDS[1], max_tokens=4).done.usage.completion_tokens == 4
     for stream in idle:
         answer = stream.result()
@@ -325,10 +331,10 @@ def test_a_processor_that_counts_its_calls_is_called_once_a_token(endless, monke
 
     lengths, processor = counted()
     endless.answer(WORDS[0], logits_processors=[processor], max_tokens=40)
-    monkeypatch.setattr(streams, "ROOM", 4)
+    monkeypatch.setattr(streams, "ROOM", 8)
     again, processor = counted()
     stream = endless.submit(WORDS[0], logits_processors=[processor], max_tokens=40)
-    eventually(lambda: endless.stats().rows == 0)
+    all_rest(endless, [stream])
     stream.result()
     first = lengths[0]
     assert again[:40] == lengths[:40] == list(range(first, first + 40))
@@ -337,7 +343,7 @@ def test_a_processor_that_counts_its_calls_is_called_once_a_token(endless, monke
 def test_a_resting_answer_can_be_cancelled(endless, monkeypatch):
     monkeypatch.setattr(streams, "ROOM", 8)
     stream = endless.submit(WORDS[0], logprobs=0)
-    eventually(lambda: endless.stats().rows == 0 and endless.stats().queue == 1)
+    all_rest(endless, [stream])
     stream.cancel()
     answer = stream.result()
     assert answer.done.finish_reason == "cancel" and answer.done.usage.completion_tokens == len(answer.logprobs)

@@ -127,7 +127,7 @@ def test_the_checkpoint_that_was_used_longest_ago_goes_first(model):
 def test_a_long_conversation_keeps_its_end_and_its_system_prompt(model):
     options = KVOptions()
     state = read(model, IDS[:10], options)[0]
-    store = Prefixes(model, options, 5 * state.recurrent_nbytes + state.kv_nbytes)
+    store = Prefixes(model, options, 5 * state.recurrent_nbytes + 80 * state.kv_nbytes // 256)
     ids: list[int] = []
     for part in range(8):
         if part:
