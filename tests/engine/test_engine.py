@@ -308,8 +308,9 @@ def all_rest(engine, idle) -> None:
 
 def test_an_answer_that_nobody_reads_rests_and_others_go_on(endless, monkeypatch):
     monkeypatch.setattr(streams, "ROOM", 8)
-    options = {"temp": 1.0, "seed": 5, "max_tokens": 60, "logprobs": 0}
+    options = {"temp": 5.0, "seed": 5, "max_tokens": 60, "logprobs": 0}
     want = endless.answer(WORDS[0], **options)
+    assert len(set(want.text.split(" "))) > 20, "an answer of which a missing token would show"
     idle = [endless.submit(WORDS[0], **options) for _ in range(2)]
     all_rest(endless, idle)
     assert endless.answer(WORDS[1], max_tokens=4).done.usage.completion_tokens == 4
@@ -345,6 +346,7 @@ def test_a_resting_answer_can_be_cancelled(endless, monkeypatch):
     stream = endless.submit(WORDS[0], logprobs=0)
     all_rest(endless, [stream])
     stream.cancel()
+    eventually(lambda: endless.stats().queue == 0)
     answer = stream.result()
     assert answer.done.finish_reason == "cancel" and answer.done.usage.completion_tokens == len(answer.logprobs)
 
