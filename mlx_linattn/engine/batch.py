@@ -181,7 +181,7 @@ class Batch:
 
     def _require(self, rows: list[Row], more: int = 0) -> None:
         """Raises MemoryLimitError where ``rows`` will not fit, or not with ``more`` tokens than they have."""
-        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading)
+        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading and not row.reused_tokens)
         longest = max(max(row._end, len(row.tokens) + more) for row in rows)
         count = min(len(rows), self.max_rows)
         fresh = self.model.make_cache(self.options)
@@ -222,6 +222,7 @@ class Batch:
         if errors:
             raise errors[0]
         self.state, row._reading = self.state.join(row._reading), None
+        _move([self.state])
         self._decoding.append(row)
         self._next = mx.concatenate([self._next[0], token]), [*self._next[1], *logprobs]
 
@@ -283,7 +284,7 @@ class Batch:
             row.following = (token, scores) if row in gone else None
         self._next = mx.take(tokens, mx.array(stay, mx.uint32)), [logprobs[i] for i in stay]
         self.state, self._decoding = self.state.take(stay), [self._decoding[i] for i in stay]
-        mx.eval(self.state.arrays, [row.state.arrays for row in gone])  # only now the rows' common arrays can go
+        _move([self.state, *(row.state for row in gone)])
 
 
 def _choose(rows: Sequence[Row], logits: mx.array) -> tuple[mx.array, list[mx.array], dict[int, Exception]]:
@@ -312,6 +313,12 @@ def _choose(rows: Sequence[Row], logits: mx.array) -> tuple[mx.array, list[mx.ar
 
 def _normalized(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _move(states: Iterable[ModelState]) -> None:
+    """Make the arrays that rows move to, one layer after the other, so that no more than one layer exists twice."""
+    for layers in zip(*states):
+        mx.eval([layer.state for layer in layers])
 
 
 def _settled(state: ModelState) -> ModelState:
