@@ -13,6 +13,7 @@ from .errors import LinAttnError
 COMMANDS = {
     "chat": ("mlx_linattn.chat.cli", "talk to a model in the terminal; without --model, to the bundled demo"),
     "generate": ("mlx_linattn.generate_cli", "answer one prompt"),
+    "serve": ("mlx_linattn.server.cli", "serve a model to OpenAI clients, on this machine"),
     "convert": ("mlx_linattn.convert.cli", "convert a published checkpoint to MLX weights, quantized if you like"),
     "info": ("mlx_linattn.info", "what a model needs: layers, parameters, state, cache, memory; downloads no weights"),
     "doctor": ("mlx_linattn.doctor", "check the kernels on this machine against their references"),

@@ -45,6 +45,10 @@ class RequestError(LinAttnError, ValueError):
     """The arguments of a call make no sense together."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt is longer than the most tokens that prompt and answer may have together."""
+
+
 class BusyError(LinAttnError):
     """An engine's queue is full: ask again later."""
 

@@ -113,6 +113,9 @@ def load_model(
             Norms, decays and routers are float32 in any case.
         memory_limit: bytes; weights that would need more raise MemoryLimitError before they are read. By default the
             device's working set; ``float("inf")`` never refuses.
+
+    Raises CheckpointError where the folder or the download is not what a model needs, UnsupportedModelError for a family that
+    is not known, RequestError for a dtype that is none, and MemoryLimitError.
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -151,7 +154,7 @@ def load(
 ):
     """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
 
-    Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
+    Arguments and errors as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer, which raises TokenizerError.
     """
     folder = resolve(path_or_hf_repo, revision)
     model, config = load_model(folder, lazy, dtype=dtype, memory_limit=memory_limit)

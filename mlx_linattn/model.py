@@ -14,6 +14,8 @@ from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
+    """An MLX module that reads token ids and gives logits; made from a :class:`ModelSpec`, with random weights."""
+
     def __init__(self, spec: ModelSpec):
         super().__init__()
         self.spec = spec
@@ -27,6 +29,7 @@ class Model(nn.Module):
 
     @property
     def model_type(self) -> str:
+        """As in config.json."""
         return self.spec.model_type
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen

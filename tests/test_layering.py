@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "weights": {"arch", "layout", "model", "spec", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
     "engine": {"session", "generation", "sampling", "loading", "budget", "model", "state", "errors"},
+    "server": {PUBLIC, "engine", "generate_cli", "errors"},
     "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX

@@ -108,7 +108,7 @@ class Engine:
         request: a :class:`Request`, a list of messages, or a text, which is a user's message.
 
         Renders and counts the prompt, and returns without waiting for any other answer. Raises BusyError where ``max_queue`` requests
-        wait already, ClosedError after :meth:`close`, RequestError for arguments that make no sense or a prompt beyond
+        wait already, ClosedError after :meth:`close`, RequestError for arguments that make no sense, ContextLengthError for a prompt beyond
         ``max_context``, TokenizerError for messages where the model has no chat template, and MemoryLimitError for what would not
         fit even alone. Nothing was allocated then.
         """
@@ -131,6 +131,7 @@ class Engine:
         return self.submit(request, **fields).result()
 
     def stats(self) -> Stats:
+        """How many answers are made and wait now, what was made so far, and what kept prefixes hold. Never blocks."""
         worker = self._worker
         return Stats(
             rows=len(worker.rows), queue=worker.queue,

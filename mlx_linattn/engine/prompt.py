@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
 
-from ..errors import RequestError, TokenizerError
+from ..errors import ContextLengthError, RequestError, TokenizerError
 from ..generation import encode
 from ..session.dialogue import Dialogue
 from .types import Request
@@ -83,7 +83,7 @@ class Renderer:
             raise RequestError("the prompt is empty: give at least one token")
         most = self.max_context
         if most is not None and len(prompt.tokens) >= most:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(prompt.tokens):,} tokens; prompt and answer together can have {most:,}: shorten it"
             )
         return prompt

@@ -183,6 +183,7 @@ class Stream:
         self._channel.cancel(drop=True)
 
     async def aclose(self) -> None:
+        """As :meth:`close`."""
         self.close()
 
     def __enter__(self) -> Stream:

@@ -15,7 +15,7 @@ class Request:
         recognized where mlx_lm has a parser for the model's format.
     template: further arguments for the chat template, such as ``{"enable_thinking": True}``.
     prompt: text, or token ids.
-    max_tokens: -1 is no limit.  stop: strings that end the answer; they are not part of it.
+    max_tokens: -1 is no limit.  stop: strings that end the answer's text (not its reasoning); they are not part of it.
     temp, top_p, min_p, top_k, logit_bias, repetition_penalty, presence_penalty, frequency_penalty: as in mlx_lm.
     seed: the same seed gives the same answer, whatever else the engine does meanwhile.
     logprobs: for each token, the log-probabilities of the so many likeliest; 0: of the token alone; None: of none.

@@ -101,6 +101,7 @@ class Worker:
         self._thread.start()
         self._loaded.wait()
         if self._failure is not None:
+            self._thread.join()  # MLX aborts a process that ends while one of its threads still does
             raise self._failure
 
     # From any thread

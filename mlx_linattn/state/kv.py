@@ -193,8 +193,7 @@ class KVState:
         twin.length = max(one.length for one in states)
         exact, packed = self._split(twin.length)
         rows = [one.state[0].shape[0] for one in states]
-        if exact:
-            twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
+        twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
         if packed:
             absent = [(None,) * 3] * max(len(one.packed) for one in states)
             triples = zip(*(one.packed or absent for one in states))

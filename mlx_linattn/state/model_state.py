@@ -67,6 +67,7 @@ class ModelState(Sequence):
 
     @property
     def nbytes(self) -> int:
+        """Bytes that all of it holds."""
         return self.recurrent_nbytes + self.kv_nbytes
 
     def nbytes_with(self, tokens: int) -> int:
@@ -179,6 +180,7 @@ class ModelState(Sequence):
                 layer.reserve(tokens)
 
     def snapshot(self) -> Snapshot:
+        """This moment, for :meth:`restore`; it copies nothing."""
         layers = tuple(layer.snapshot() for layer in self.layers)
         return Snapshot(self.counts, layers, self.lineages, self.recurrent_nbytes)
 
