@@ -167,6 +167,9 @@ def test_a_row_that_is_removed_takes_its_state_along(demo):
         state = batch.remove(row)
         assert state is row.state and state.offset == offset
         assert_goes_on(demo, row.tokens[:offset], state)
+    following = alone(demo, PROMPTS[0], offset - len(PROMPTS[0]) + 1)[-1]
+    assert rows[0].following[0] == following[0]
+    assert_close(rows[0].following[1], following[1], 1e-3)
     with pytest.raises(RequestError, match="not in the batch"):
         batch.remove(rows[0])
     events += run(batch)
@@ -235,6 +238,7 @@ def test_a_row_that_fails_leaves_and_the_others_go_on(demo):
     assert {event.row for event in events if isinstance(event.error, ZeroDivisionError)} == set(bad)
     assert [len(row.tokens) - row.prompt_tokens for row in bad] == [0, 3, 0]
     for row, offset in zip(bad, (1, 26, 5)):
+        assert row.following is None
         assert_goes_on(demo, row.tokens[:offset], row.state)
 
 

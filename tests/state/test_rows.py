@@ -170,6 +170,8 @@ def test_what_does_not_belong_together_is_refused():
     before = rows.batch.snapshot()
     rows.add([4, 5])
     pair = rows.batch.snapshot()
+    rows.step(7)
+    rows.step(8)  # now each row is longer than either was
     with pytest.raises(StateError, match="cannot restore"):
         rows.batch.restore(before)
     with pytest.raises(StateError, match="cannot restore"):
