@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_chat import ToyTokenizer
 
 from mlx_linattn.engine.prefix_files import PrefixFolder, _name
-from mlx_linattn.engine.prefixes import Prefixes
+from mlx_linattn.engine.prefixes import Node, Prefixes
 from mlx_linattn.loading import load_model
 from mlx_linattn.state import KVOptions
 
@@ -272,3 +272,10 @@ def test_whatever_comes_it_is_as_if_nothing_were_kept(model, kind, steps, size):
         store.insert(ids, state)
         inserted.add(tuple(ids))
         assert store.nbytes == sum(node.nbytes for node in store.nodes()) <= room
+
+
+def test_a_conversation_can_have_thousands_of_turns():
+    node = Node((), None, 0)
+    for turn in range(5000):
+        node = Node((turn,), node, turn + 1)
+    assert [one.end for one in node.path] == list(range(1, 5001))
