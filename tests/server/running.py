@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 
 import uvicorn
 
 from mlx_linattn.server.app import Options, make_app
 from mlx_linattn.server.cli import listen
+
+USER = [{"role": "user", "content": "hi"}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @contextmanager
@@ -30,9 +32,10 @@ def serving(engine, **options):
         assert not thread.is_alive(), "the server does not stop"
 
 
-def until(holds, seconds: float = 20.0) -> None:
-    """Wait for something that must come true."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come true"
-        time.sleep(0.01)
+def problem(response, status: int, code: str | None = None, param: str | None = None) -> str:
+    """The message of an error object."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (code is None or error["code"] == code) and (param is None or error["param"] == param), error
+    return error["message"]

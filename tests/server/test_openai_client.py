@@ -7,7 +7,8 @@ import httpx
 import mlx.core as mx
 import openai
 import pytest
-from server.running import serving, until
+from server.running import serving
+from threads import eventually
 
 from mlx_linattn.engine import Engine
 
@@ -106,11 +107,11 @@ def test_a_full_queue_says_when_to_come_back():
         words = {"messages": PEPPER, "logit_bias": endless, "max_tokens": 5000}
         with client.chat.completions.create(model="demo", stream=True, **words) as running:
             next(iter(running))
-            until(lambda: engine.stats().rows == 1)
+            eventually(lambda: engine.stats().rows == 1)
             with pytest.raises(openai.RateLimitError) as caught:
                 client.chat.completions.create(model="demo", messages=PEPPER)
             assert int(caught.value.response.headers["retry-after"]) >= 1
-        until(lambda: engine.stats().rows == 0)
+        eventually(lambda: engine.stats().rows == 0)
         assert client.chat.completions.create(model="demo", messages=PEPPER).choices[0].finish_reason == "stop"
 
 
@@ -155,7 +156,7 @@ def test_many_streams_with_cancels_are_right_and_leave_nothing(url, engine):
             await asyncio.gather(*asked)
 
     asyncio.run(all_of_them())
-    until(lambda: engine.stats().rows == engine.stats().queue == 0)
-    until(lambda: mx.get_active_memory() - engine.stats().prefix_nbytes <= before + 500_000)
+    eventually(lambda: engine.stats().rows == engine.stats().queue == 0)
+    eventually(lambda: mx.get_active_memory() - engine.stats().prefix_nbytes <= before + 500_000)
     assert engine.stats().prefix_nbytes <= PREFIX_BYTES
     assert engine.answer(conversations[0]).text == alone[0]
