@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_linattn import arch
-from mlx_linattn.layers import Layer
+from mlx_linattn.layers import Layer, Part
 from mlx_linattn.layers.mlp import limited_swiglu
 from mlx_linattn.layers.moe import Experts, Moe
 from mlx_linattn.layout import locate
@@ -83,9 +83,9 @@ class Reader:
         if isinstance(mlp, Moe):
             mlp.switch_mlp = _OneByOne(mlp.switch_mlp, partial(self._expert, f"layers.{i}.mlp.switch_mlp"))
         self.fill(layer, f"layers.{i}")
-        layer.mixer = _row_by_row(layer.mixer)
+        layer.mixer = _RowByRow(layer.mixer)
         if mlp is not None and not isinstance(mlp, Moe):  # experts are read once for all rows
-            layer.mlp = _row_by_row(mlp)
+            layer.mlp = _RowByRow(mlp)
         return layer
 
     def _expert(self, path: str, e: int) -> list[mx.array]:
@@ -145,16 +145,17 @@ class _OneByOne:
         return y.reshape(N, top_k, -1)
 
 
-def _row_by_row(part: nn.Module) -> Callable:
+class _RowByRow:
     """A mixer or MLP that gets through [B, T, H] a row at a time, so that what is inside it takes a row's memory."""
 
-    def run(x, *state_and_span):
+    def __init__(self, part: Part):
+        self.part, self.ranks = part, part.ranks
+
+    def __call__(self, x, *state_and_span):
         T = x.shape[1]
         rows = []
         for row in mx.split(x, len(x)):
-            rest = (part.make_state(), Span((0,), (T,), T)) if state_and_span else ()
-            rows.append(part(row, *rest))
+            rest = (self.part.make_state(), Span((0,), (T,), T)) if state_and_span else ()
+            rows.append(self.part(row, *rest))
             mx.eval(rows[-1])
         return mx.concatenate(rows)
-
-    return run

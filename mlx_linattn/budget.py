@@ -117,9 +117,7 @@ def _probe(model: Model, state: ModelState) -> ModelState:
     """A state of one token at least, for its shapes; nothing is evaluated."""
     if state.counts:
         return state
-    probe = state.fork()
-    model.hidden_states(mx.array([[0]]), probe)
-    return probe
+    return model.rehearse(state)
 
 
 def temporary(model: Model, tokens: int) -> int:

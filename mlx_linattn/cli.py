@@ -57,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"mlx-linattn: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "mlx_linattn.parallel" in sys.modules:
+            sys.modules["mlx_linattn.parallel"].check(error)  # ends the program where another rank is gone
+        raise
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -55,3 +55,7 @@ class BusyError(LinAttnError):
 
 class ClosedError(LinAttnError):
     """An engine was closed, or its thread has failed."""
+
+
+class ParallelError(LinAttnError):
+    """The ranks that run one model together cannot go on, or do not fit together."""

@@ -16,9 +16,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from . import arch
+from .cuts import Deal
+from .layers import Ranks
 from .layers.moe import Experts
 from .layout import drop_reason, locate, unprefixed
 from .model import Model
+from .parallel import stored_groups, tensor_plan
 from .spec import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -65,6 +68,8 @@ class Figures:
     kv_bytes_per_token: int  # of caches that grow with the context
     window_bytes_per_token: int  # of caches that grow until a window is full
     window: int
+    ranks: int = 1  # of which one has all this
+    whole: tuple[str, ...] = ()  # what every rank has whole, and why
 
     def context_bytes(self, tokens: int) -> int:
         """State and caches after so many tokens."""
@@ -79,26 +84,35 @@ class Figures:
         }
 
 
-def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_mlx: bool = False) -> Figures:
+def figures(
+    config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_mlx: bool = False, ranks: int = 1
+) -> Figures:
     """The figures of a model, from its config.json and, where there are weights, their headers.
 
     Args:
         config: the content of config.json.
         tensors: name -> header of every stored tensor; None where only the config is known.
         is_mlx: whether the tensors are in MLX layout (the files' metadata says so).
+        ranks: tell what one of so many ranks has (``--parallel tensor``).
 
     Raises:
         CheckpointError: a config that no family knows, or knows but does not support.
     """
     family = arch.family(config)
-    spec = family.spec(config)
+    whole = family.spec(config)
+    shapes = {unprefixed(name, family.PREFIXES): info.shape for name, info in (tensors or {}).items()}
+    plan = tensor_plan(whole, ranks, stored_groups(dict(family.names(whole)), shapes if is_mlx else {}))
+    spec = plan.share(0).spec
     model = Model(spec)
+    plan.connect(model, Ranks(Deal(0, ranks)))
     sizes = {name: array.size for name, array in tree_flatten(model.parameters())}
     unused = _experts_at_rest(model, spec)
     mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
-    weights = _weights(model, family)
+    # Quantization groups are another thing that a cut may not go through.
+    quantized = tensor_plan(whole, ranks, lambda module, inputs: 1 if inputs % GROUP else GROUP)
+    weights = _weights(model, family) | _quantized_weights(Model(quantized.share(0).spec), family)
     if tensors is not None:
-        weights = {"stored": _stored(spec, config, family, tensors, is_mlx, model), **weights}
+        weights = {"stored": _stored(whole, config, family, tensors, is_mlx, model), **weights}
     on_disk: Counter = Counter()
     for info in (tensors or {}).values():
         on_disk[info.dtype] += info.nbytes
@@ -111,6 +125,8 @@ def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_ml
         active_parameters=sum(sizes.values()) - unused - (0 if spec.tied else sizes["embed.weight"]),
         weights=weights,
         on_disk=dict(on_disk),
+        ranks=ranks,
+        whole=plan.left_whole(),
         **_state(model),
     )
 
@@ -134,13 +150,19 @@ def _experts_at_rest(model: Model, spec: ModelSpec) -> int:
 
 
 def _weights(model: Model, family: ModuleType) -> dict[str, int]:
-    """Bytes of the weights in bfloat16, and quantized as the family's rules have it."""
+    """Bytes of the weights in bfloat16."""
+    pinned = float32_parameters(model)
+    parameters = tree_flatten(model.parameters())
+    return {"bfloat16": sum(array.size * (4 if name in pinned else 2) for name, array in parameters)}
+
+
+def _quantized_weights(model: Model, family: ModuleType) -> dict[str, int]:
+    """Bytes of the weights, quantized as the family's rules have it."""
     names, pinned = dict(family.names(model.spec)), float32_parameters(model)
     quantizable = {f"{path}.weight" for path, module in model.named_modules() if hasattr(module, "to_quantized")}
-    totals = {"bfloat16": 0} | {f"{bits}-bit": 0 for bits in BITS}
+    totals = {f"{bits}-bit": 0 for bits in BITS}
     for name, array in tree_flatten(model.parameters()):
         plain = array.size * (4 if name in pinned else 2)
-        totals["bfloat16"] += plain
         place = locate(name, names).sources[0].removesuffix(".weight")
         rule = next((rule for rule in family.QUANTIZE if re.fullmatch(rule.pattern, place)), None)
         kept = name not in quantizable or array.shape[-1] % GROUP or (rule is not None and rule.bits is None)
@@ -154,10 +176,27 @@ def _stored(spec, config, family, tensors, is_mlx, model) -> int:
     """Bytes of the weights once they are loaded as they are: MLX's formats stay, others are decoded."""
     if is_mlx:
         drops = arch.dropped(family, spec)
-        used = (info for name, info in tensors.items() if drop_reason(unprefixed(name, family.PREFIXES), drops) is None)
-        return sum(info.nbytes for info in used)
+        shares = _shares(spec, family, model)
+        total = 0.0
+        for name, info in tensors.items():
+            plain = unprefixed(name, family.PREFIXES)
+            if drop_reason(plain, drops) is None:
+                module = plain.rpartition(".")[0]  # scales and biases go with their weight
+                total += info.nbytes * shares.get(plain, shares.get(f"{module}.weight", 1.0))
+        return round(total)
     pinned, wide = float32_parameters(model), stored_dtype(config).size
     return sum(array.size * (4 if name in pinned else wide) for name, array in tree_flatten(model.parameters()))
+
+
+def _shares(whole: ModelSpec, family: ModuleType, model: Model) -> dict[str, float]:
+    """Which part of each stored tensor's numbers ``model`` has, by the tensor's name in MLX layout."""
+    names, have, of = dict(family.names(whole)), Counter(), Counter()
+    own = {name: array.size for name, array in tree_flatten(model.parameters())}
+    for name, array in tree_flatten(Model(whole).parameters()):
+        for source in locate(name, names).sources:
+            have[source] += own[name]
+            of[source] += array.size
+    return {source: have[source] / of[source] for source in of}
 
 
 def _state(model: Model) -> dict[str, int]:

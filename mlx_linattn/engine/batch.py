@@ -1,4 +1,8 @@
-"""Sequences that are answered together: one state for all, and one model call for the next token of each."""
+"""Sequences that are answered together: one state for all, and one model call for the next token of each.
+
+No row is padded: prompts are read one by one, in pieces, each into a state of its own, whose row then joins those of the others
+(``ModelState.join``). All arrays are copied where a row joins or leaves, and none from token to token.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +185,7 @@ class Batch:
 
     def _require(self, rows: list[Row], more: int = 0) -> None:
         """Raises MemoryLimitError where ``rows`` will not fit, or not with ``more`` tokens than they have."""
-        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading)
+        held = self.state.nbytes + sum(row._reading.nbytes for row in rows if row._reading and not row.reused_tokens)
         longest = max(max(row._end, len(row.tokens) + more) for row in rows)
         count = min(len(rows), self.max_rows)
         fresh = self.model.make_cache(self.options)
@@ -204,26 +208,25 @@ class Batch:
     def _read(self) -> list[Step]:
         if not self._reading:
             return []
-        row = self._reading.popleft()
+        row = self._reading[0]
         try:
             logits = row._read(self.model, self.prefill_step)
-            done, total = row._reading.offset - row.reused_tokens, row.prompt_tokens - row.reused_tokens
-            if logits is None:
-                self._reading.append(row)
-            else:
-                self._join(row, logits)
+            token, logprobs, errors = (None, [], {}) if logits is None else _choose([row], logits)
+            if errors:
+                raise errors[0]
         except Exception as error:
+            self._reading.popleft()
             row.state, row._reading = _settled(row._reading), None
             return [Step(row, error=error)]
-        return [Step(row, done=done, total=total)]
-
-    def _join(self, row: Row, logits: mx.array) -> None:
-        token, logprobs, errors = _choose([row], logits)
-        if errors:
-            raise errors[0]
-        self.state, row._reading = self.state.join(row._reading), None
-        self._decoding.append(row)
-        self._next = mx.concatenate([self._next[0], token]), [*self._next[1], *logprobs]
+        step = Step(row, done=row._reading.offset - row.reused_tokens, total=row.prompt_tokens - row.reused_tokens)
+        self._reading.rotate(-1)
+        if token is not None:
+            self._reading.pop()
+            self.state, row._reading = self.state.join(row._reading), None
+            _move([self.state])
+            self._decoding.append(row)
+            self._next = mx.concatenate([self._next[0], token]), [*self._next[1], *logprobs]
+        return [step]
 
     def _decode(self) -> list[Step]:
         self._steps += 1
@@ -236,15 +239,18 @@ class Batch:
         for i, row in enumerate(self._decoding):
             if row._history is not None:
                 row._history = mx.concatenate([row._history, tokens[i : i + 1]])
-        *self._next, errors = _choose(self._decoding, logits)
-        mx.async_eval(self._next, self.state.arrays)
-        for row, token, scores in zip(self._decoding, tokens.tolist(), logprobs):
+        following, scores, errors = _choose(self._decoding, logits)
+        mx.async_eval(following, scores, self.state.arrays)
+        self._next = following, scores
+        for row, token, said in zip(self._decoding, tokens.tolist(), logprobs):
             row.tokens.append(token)
-            steps.append(Step(row, token, scores, row._finish_reason()))
+            steps.append(Step(row, token, said, row._finish_reason()))
         finished = {step.row for step in steps if step.finish_reason}
         errors = {self._decoding[i]: error for i, error in errors.items() if self._decoding[i] not in finished}
         steps += [Step(row, error=error) for row, error in errors.items()]
         self._leave(finished | errors.keys())
+        for row in errors:
+            row.following = None  # it was not its own choice
         return steps
 
     def _housekeeping(self) -> list[Step]:
@@ -283,7 +289,7 @@ class Batch:
             row.following = (token, scores) if row in gone else None
         self._next = mx.take(tokens, mx.array(stay, mx.uint32)), [logprobs[i] for i in stay]
         self.state, self._decoding = self.state.take(stay), [self._decoding[i] for i in stay]
-        mx.eval(self.state.arrays, [row.state.arrays for row in gone])  # only now the rows' common arrays can go
+        _move([self.state, *(row.state for row in gone)])
 
 
 def _choose(rows: Sequence[Row], logits: mx.array) -> tuple[mx.array, list[mx.array], dict[int, Exception]]:
@@ -312,6 +318,12 @@ def _choose(rows: Sequence[Row], logits: mx.array) -> tuple[mx.array, list[mx.ar
 
 def _normalized(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def _move(states: Iterable[ModelState]) -> None:
+    """Make the arrays that rows move to, one layer after the other, so that no more than one layer exists twice."""
+    for layers in zip(*states):
+        mx.eval([layer.state for layer in layers])
 
 
 def _settled(state: ModelState) -> ModelState:

@@ -31,8 +31,11 @@ class Node:
     @property
     def path(self) -> list[Node]:
         """The nodes from below the root to this one."""
-        above = self.parent.path if self.parent else []
-        return [*above, self] if self.parent else above
+        found, node = [], self
+        while node.parent:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
 
     @property
     def nbytes(self) -> int:

@@ -11,14 +11,16 @@ from typing import Any
 class Request:
     """One answer to be made. Either ``messages``, for the model's chat template, or ``prompt``, as it is.
 
-    messages: ``{"role": ..., "content": ...}`` dicts.  tools: functions as OpenAI's API describes them.
+    messages: ``{"role": ..., "content": ...}`` dicts.  tools: functions as OpenAI's API describes them; calls are
+        recognized where mlx_lm has a parser for the model's format.
     template: further arguments for the chat template, such as ``{"enable_thinking": True}``.
     prompt: text, or token ids.
-    max_tokens: -1 is no limit.  stop: strings that end the answer; they are not part of it.
+    max_tokens: -1 is no limit.  stop: strings that end the answer's text (not its reasoning); they are not part of it.
     temp, top_p, min_p, top_k, logit_bias, repetition_penalty, presence_penalty, frequency_penalty: as in mlx_lm.
     seed: the same seed gives the same answer, whatever else the engine does meanwhile.
     logprobs: for each token, the log-probabilities of the so many likeliest; 0: of the token alone; None: of none.
-    sampler, logits_processors: as in mlx_lm, instead of, and after, those that the numbers above ask for.
+    sampler, logits_processors: as in mlx_lm, instead of, and after, those that the numbers above ask for. They are called in the
+        engine's thread: arrays that they bring along must be evaluated. What they raise ends this answer alone.
     """
 
     messages: list[dict] | None = None

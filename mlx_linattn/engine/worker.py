@@ -287,7 +287,7 @@ class Worker:
         if job.over:
             return
         tokens, state, _ = job.rest
-        made = job.choice.index = job.transcript.tokens
+        made = job.transcript.tokens
         row = self._batch.add(
             tokens, state=state, sampler=job.choice.sample, logits_processors=job.choice.processors,
             max_tokens=-1 if job.max_tokens == -1 else job.max_tokens - made,

@@ -36,8 +36,7 @@ def load_prompt_cache(path: str | Path, model: Model) -> ModelState:
     if len(lengths) != 1 or not min(lengths):
         raise SessionFileError(f"{path}: does not say how many tokens it holds: no attention layer tells")
     length = lengths.pop()
-    probe = state.fork()
-    model.hidden_states(mx.array([[0]]), probe)  # lazy: only the shapes are looked at
+    probe = model.rehearse(state)
     layers = []
     for i, (cache, layer, expected) in enumerate(zip(caches, state, probe)):
         kind = type(cache).__name__

@@ -15,7 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..errors import RequestError, SessionFileError
-from ..state import ModelState, Snapshot
+from ..state import ModelState
 from . import archive
 from .archive import Kind
 from .timeline import Checkpoint, Timeline
@@ -30,7 +30,9 @@ def write(path: str | Path, session: dict, timeline: Timeline) -> None:
     arrays: dict[str, mx.array] = {}
     names: dict[int, str] = {}  # arrays that checkpoints share are written once
 
-    def place(name: str, parts: Iterable[mx.array | None]) -> list[str | None]:
+    def place(name: str, parts: Iterable[mx.array | None] | int) -> list[str | None] | int:
+        if isinstance(parts, int):
+            return parts
         found: list[str | None] = []
         for i, array in enumerate(parts):
             if array is not None and id(array) not in names:
@@ -39,20 +41,18 @@ def write(path: str | Path, session: dict, timeline: Timeline) -> None:
             found.append(None if array is None else names[id(array)])
         return found
 
-    state = timeline.state
+    kept = _worth_keeping(timeline)
+    state, *snapshots = timeline.state.dump([one.snapshot for one in kept])
     session = {
         **session,
         "tokens": timeline.tokens,
-        "state": [place(f"state.{i}", layer.dump()) for i, layer in enumerate(state)],
+        "state": [place(f"state.{i}", part) for i, part in enumerate(state)],
         "checkpoints": [
             {
                 "position": one.position,
-                "layers": [
-                    part if isinstance(part, int) else place(f"checkpoint.{one.position}.{i}", part)
-                    for i, part in enumerate(one.snapshot.layers)
-                ],
+                "layers": [place(f"checkpoint.{one.position}.{i}", part) for i, part in enumerate(layers)],
             }
-            for one in _worth_keeping(timeline)
+            for one, layers in zip(kept, snapshots)
         ],
     }
     try:
@@ -87,8 +87,8 @@ def read_timeline(path: str | Path, state: ModelState, room: int) -> Timeline:
 
 
 def _rebuild(session: dict, arrays: dict, state: ModelState, room: int) -> Timeline:
-    def take(names) -> list[mx.array | None]:
-        return [None if name is None else arrays[name] for name in names]
+    def take(names) -> list[mx.array | None] | int:
+        return names if isinstance(names, int) else [None if name is None else arrays[name] for name in names]
 
     timeline = Timeline(state, room)
     timeline.tokens = [int(token) for token in session["tokens"]]
@@ -96,9 +96,7 @@ def _rebuild(session: dict, arrays: dict, state: ModelState, room: int) -> Timel
     if len(session["state"]) != len(state):
         raise ValueError(f"it has {len(session['state'])} layers, the model {len(state)}")
     if length:
-        state.load(map(take, session["state"]), length)
-    for one in session["checkpoints"]:
-        parts = tuple(part if isinstance(part, int) else tuple(take(part)) for part in one["layers"])
-        nbytes = sum(array.nbytes for part in parts if not isinstance(part, int) for array in part if array is not None)
-        timeline.checkpoints.append(Checkpoint(Snapshot((one["position"],), parts, state.lineages, nbytes), True))
+        moments = [([take(names) for names in one["layers"]], one["position"]) for one in session["checkpoints"]]
+        snapshots = state.load([take(names) for names in session["state"]], length, moments)
+        timeline.checkpoints = [Checkpoint(snapshot, True) for snapshot in snapshots]
     return timeline

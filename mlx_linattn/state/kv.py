@@ -55,12 +55,12 @@ class KVState:
         end = max(span.starts) + span.T
         if self.quantization is None:
             self.exact = self._store(self.exact, new, span.places, end, self._reserved)
-            columns = [buffer[:, :, :end] for buffer in self.exact]
+            columns, mask = [buffer[:, :, :end] for buffer in self.exact], span.mask(span.starts, end)
         else:
             self._append_quantized(span, new, end)
-            columns = [self._columns(i, end) for i in range(len(new))]
+            columns, mask = [self._columns(i, end) for i in range(len(new))], None
         self.length = end
-        return columns, {"starts": span.starts}
+        return columns, {"starts": span.starts, "mask": mask}
 
     def _append_quantized(self, span: Span, new, end: int) -> None:
         first, places = self.quantization.start, span.places

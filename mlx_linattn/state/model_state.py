@@ -15,6 +15,8 @@ from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
 
+Part = Any  # of a state, of one layer: a sequence of arrays (None: not there yet), or a number of tokens
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -105,12 +107,24 @@ class ModelState(Sequence):
         self.counts = counts
         self.lineages = self.lineages or tuple((object(),) for _ in counts)
 
-    def load(self, layers: Iterable[list[mx.array | None]], length: int) -> None:
-        """Hold one row of ``length`` tokens: what the ``dump`` of every layer gave."""
+    def dump(self, snapshots: Iterable[Snapshot] = ()) -> list[list[Part]]:
+        """What a file has to keep of this state, and of its snapshots: of every layer its arrays, or its number of tokens."""
+        return [[layer.dump() for layer in self.layers], *(list(one.layers) for one in snapshots)]
+
+    def load(
+        self, layers: Iterable[Part], length: int, snapshots: Iterable[tuple[Sequence[Part], int]] = ()
+    ) -> list[Snapshot]:
+        """Hold one row of ``length`` tokens, as :meth:`dump` gave them; returns the snapshots, each given with its length."""
         self.reset()
         for layer, arrays in zip(self.layers, layers):
             layer.load(arrays, length)
         self._begin((length,))
+        return [self._snapshot_of(layers, position) for layers, position in snapshots]
+
+    def _snapshot_of(self, layers: Sequence[Part], position: int) -> Snapshot:
+        layers = tuple(part if isinstance(part, int) else tuple(part) for part in layers)
+        arrays = [array for part in layers if not isinstance(part, int) for array in part if array is not None]
+        return Snapshot((position,), layers, self.lineages, sum(array.nbytes for array in arrays))
 
     def adopt(self, options: KVOptions) -> None:
         """Keep attention's context as ``options`` say; only before the first token."""

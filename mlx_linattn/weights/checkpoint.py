@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,7 +180,7 @@ class Checkpoint:
     def read(self, name: str, rows: slice | None = None):
         """One tensor as a lazy array, or some ``rows`` of its first axis, read at once; 8-bit floats come as their bytes."""
         if rows is not None:
-            return self._read_rows(self.tensors[name], rows)
+            return self.read_ranges(name, 0, [(rows.start, rows.stop)])
         file = self.tensors[name].file
         arrays = self._open.get(file)
         if arrays is None or name not in arrays:
@@ -189,17 +190,20 @@ class Checkpoint:
         self._taken.append(name)
         return arrays[name]
 
-    def _read_rows(self, info: TensorInfo, rows: slice):
+    def read_ranges(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]):
+        """Some entries of one axis of a tensor, read now and nothing besides; otherwise as :meth:`read`."""
         import mlx.core as mx
         import numpy as np
 
-        width = info.nbytes // info.shape[0]
-        count = (rows.stop - rows.start) * width
-        data = np.fromfile(info.file, np.uint8, count, offset=info.begin + rows.start * width)
-        if len(data) < count:
-            raise CheckpointError(f"{info.file}: became shorter while it was read; download it again")
-        dtype = getattr(mx, DTYPES.get(info.dtype, "uint8"))
-        return mx.array(data).view(dtype).reshape(rows.stop - rows.start, *info.shape[1:])
+        info = self.tensors[name]
+        kind = np.dtype(f"<u{ITEM_BITS[info.dtype] // 8}")
+        try:
+            stored = np.memmap(info.file, kind, "r", info.begin, info.shape)
+        except ValueError as error:
+            raise CheckpointError(f"{info.file}: became shorter while it was read; download it again") from error
+        before = (slice(None),) * axis
+        parts = np.concatenate([stored[(*before, slice(first, end))] for first, end in ranges], axis=axis)
+        return mx.view(mx.array(parts), getattr(mx, DTYPES.get(info.dtype, "uint8")))
 
     def release(self) -> None:
         """Let go of the arrays that were read, so that they can be freed; files stay open for the rest."""

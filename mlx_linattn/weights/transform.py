@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..cuts import Cut, Deal
 from ..layout import Take
 
 
@@ -78,3 +79,15 @@ def apply(take: Take, arrays: list[mx.array]) -> mx.array:
         arrays = STEPS[name](arrays, *arguments)
     (array,) = arrays
     return array
+
+
+def cut_out(array: mx.array, cut: Cut | None, deal: Deal) -> mx.array:
+    """What one rank has of a parameter; a Cut without blocks leaves it to the first rank, and zeros to the others."""
+    if cut is None:
+        return array
+    if not cut.blocks:
+        return array if deal.rank == 0 else mx.zeros_like(array)
+    axis = array.ndim + cut.axis
+    before = (slice(None),) * axis
+    pieces = [array[(*before, slice(first, end))] for first, end in cut.ranges(deal, array.shape[axis])]
+    return mx.concatenate(pieces, axis=axis)

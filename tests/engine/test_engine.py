@@ -15,6 +15,7 @@ from helpers import FIXTURES, materialize
 from toy_chat import ToyTokenizer
 
 import mlx_linattn as la
+from mlx_linattn import budget
 from mlx_linattn.engine import stream as streams
 from mlx_linattn.errors import BusyError, CheckpointError, ClosedError, MemoryLimitError, RequestError
 from mlx_linattn.loading import load_model
@@ -82,7 +83,7 @@ def everyone(*acts: Callable) -> list:
 def test_answers_equal_a_sessions(engine, loaded):
     chat = la.Session(*loaded, system="You are kind.")
     messages = [{"role": "system", "content": "You are kind."}]
-    for text in ("My dog is called Rex.", "What is my dog's name?", "The code is 17. What is the code?"):
+    for text in ("My dog is called Rex.", "What is my dog's name?"):
         messages.append({"role": "user", "content": text})
         answer = engine.answer(messages)
         assert answer.text == chat.send(text)
@@ -90,7 +91,7 @@ def test_answers_equal_a_sessions(engine, loaded):
         assert answer.done.usage.completion_tokens == chat.last.generation_tokens
         assert answer.done.usage.prompt_tokens == chat.last.prompt_tokens
         messages.append(answer.message)
-    assert answer.done.usage.reused_tokens > 40
+    assert answer.done.usage.reused_tokens > 15
 
 
 def test_reasoning_equals_a_sessions(engine, loaded):
@@ -113,27 +114,30 @@ def test_a_prompt_is_completed_as_it_is(engine, loaded):
         assert answer.done.usage.completion_tokens == 8
 
 
-def test_threads_and_coroutines_at_once(engine):
-    want = [engine.answer(text).text for text in CODES]
+def test_threads_and_coroutines_at_once(tiny):
+    engine = la.Engine(tiny, max_rows=4)
+    want = [engine.answer(words, max_tokens=9).text for words in WORDS]
 
     async def gathered() -> list[str]:
-        return [answer.text for answer in await asyncio.gather(*(engine.submit(text) for text in CODES))]
+        streams = (engine.submit(words, max_tokens=9) for words in WORDS)
+        return [answer.text for answer in await asyncio.gather(*streams)]
 
     async def looped() -> str:
         text = ""
-        async with engine.submit(CODES[0]) as stream:
+        async with engine.submit(WORDS[0], max_tokens=9) as stream:
             async for event in stream:
                 text += event.text if isinstance(event, la.Text) else ""
         return text
 
-    acts = [lambda text=text: engine.answer(text).text for text in CODES]
+    acts = [lambda words=words: engine.answer(words, max_tokens=9).text for words in WORDS]
     acts += [
         lambda: asyncio.run(gathered()),
         lambda: asyncio.run(looped()),
-        lambda: engine.submit(CODES[1]).result().text,
+        lambda: engine.submit(WORDS[1], max_tokens=9).result().text,
     ]
     assert everyone(*acts) == [*want, want, want[0], want[1]]
     assert (engine.stats().rows, engine.stats().queue) == (0, 0)
+    engine.close()
 
 
 def test_a_coroutine_that_waits_does_not_hold_up_its_loop(endless):
@@ -176,14 +180,14 @@ def test_events_come_in_order_and_are_counted(engine, loaded):
 
 
 def test_seeds_repeat_whatever_else_runs(tiny):
-    wild = {"temp": 1.0, "max_tokens": 30, "top_p": 0.95}
+    wild = {"temp": 5.0, "max_tokens": 30, "top_p": 0.95}
     with la.Engine(tiny, max_rows=4) as engine:
         want = [engine.answer(WORDS[0], seed=seed, **wild).text for seed in (1, 2, 3)]
         assert len(set(want)) == 3
         others = [lambda i=i: engine.answer(WORDS[i], seed=9 + i, **wild) and None for i in range(3)]
         got = everyone(*(lambda s=s: engine.answer(WORDS[0], seed=s, **wild).text for s in (1, 2, 3)), *others)
         assert got[:3] == want
-        drawn = {engine.answer(WORDS[0], temp=1.0, max_tokens=8).text for _ in range(2)}
+        drawn = {engine.answer(WORDS[0], temp=5.0, max_tokens=8).text for _ in range(2)}
         assert len(drawn) == 2, "without a seed every answer is another"
 
 
@@ -203,7 +207,7 @@ def test_the_numbers_of_a_request_reach_mlx_lm(tiny):
 
 def test_stop_strings_are_never_shown_and_the_count_is_kept(engine):
     whole = engine.answer(PEPPER)
-    for stop in ("s name is", "Pep", whole.text):
+    for stop in ("s name is", whole.text):
         answer = engine.answer(PEPPER, stop=[stop, "zzz"])
         assert answer.text == whole.text[: whole.text.index(stop)]
         assert answer.done.finish_reason == "stop"
@@ -299,13 +303,20 @@ def test_leaving_a_stream_cancels_it(endless, leave):
 # Readers that do not read
 
 
+def all_rest(engine, idle) -> None:
+    """Wait until streams that hold 8 events at most are full, and their answers rest."""
+    eventually(lambda: engine.stats().rows == 0 and all(len(stream._channel._events) >= 8 for stream in idle))
+    assert engine.stats().queue == len(idle)
+    assert all(len(stream._channel._events) <= 9 for stream in idle)
+
+
 def test_an_answer_that_nobody_reads_rests_and_others_go_on(endless, monkeypatch):
     monkeypatch.setattr(streams, "ROOM", 8)
-    options = {"temp": 1.0, "seed": 5, "max_tokens": 60, "logprobs": 0}
+    options = {"temp": 5.0, "seed": 5, "max_tokens": 60, "logprobs": 0}
     want = endless.answer(WORDS[0], **options)
+    assert len(set(want.text.split(" "))) > 20, "an answer of which a missing token would show"
     idle = [endless.submit(WORDS[0], **options) for _ in range(2)]
-    eventually(lambda: endless.stats().rows == 0 and endless.stats().queue == 2)
-    assert all(len(stream._channel._events) <= 10 for stream in idle)
+    all_rest(endless, idle)
     assert endless.answer(WORDS[1], max_tokens=4).done.usage.completion_tokens == 4
     for stream in idle:
         answer = stream.result()
@@ -325,10 +336,10 @@ def test_a_processor_that_counts_its_calls_is_called_once_a_token(endless, monke
 
     lengths, processor = counted()
     endless.answer(WORDS[0], logits_processors=[processor], max_tokens=40)
-    monkeypatch.setattr(streams, "ROOM", 4)
+    monkeypatch.setattr(streams, "ROOM", 8)
     again, processor = counted()
     stream = endless.submit(WORDS[0], logits_processors=[processor], max_tokens=40)
-    eventually(lambda: endless.stats().rows == 0)
+    all_rest(endless, [stream])
     stream.result()
     first = lengths[0]
     assert again[:40] == lengths[:40] == list(range(first, first + 40))
@@ -337,8 +348,9 @@ def test_a_processor_that_counts_its_calls_is_called_once_a_token(endless, monke
 def test_a_resting_answer_can_be_cancelled(endless, monkeypatch):
     monkeypatch.setattr(streams, "ROOM", 8)
     stream = endless.submit(WORDS[0], logprobs=0)
-    eventually(lambda: endless.stats().rows == 0 and endless.stats().queue == 1)
+    all_rest(endless, [stream])
     stream.cancel()
+    eventually(lambda: endless.stats().queue == 0)
     answer = stream.result()
     assert answer.done.finish_reason == "cancel" and answer.done.usage.completion_tokens == len(answer.logprobs)
 
@@ -394,6 +406,27 @@ def test_limits_of_context_and_memory(loaded):
         with pytest.raises(MemoryLimitError, match="a request of"):
             engine.submit(PEPPER, max_tokens=10**7)
         assert engine.answer(PEPPER, max_tokens=2).text == "Your dog"
+
+
+def test_where_two_do_not_fit_one_waits_and_kept_prefixes_give_way(tiny):
+    gc.collect()
+    mx.clear_cache()
+    model, tokens = tiny[0], 2000
+    one = budget.estimate_rows(model, model.make_cache(), 1, tokens + 6, 0, 512)
+    with la.Engine(tiny, max_rows=4, memory_limit=one.total + 200_000, prefix_bytes=10**6) as engine:
+        for i in range(20):
+            engine.answer(f"w{10 + i} w40", max_tokens=1)
+        kept = engine.stats().prefix_nbytes
+        assert kept > 300_000
+        first = engine.submit(WORDS[0], max_tokens=tokens)
+        assert next(first) and 0 < engine.stats().prefix_nbytes < kept
+        second = engine.submit(WORDS[1], max_tokens=tokens)
+        for _ in range(50):
+            assert isinstance(next(first), la.Text | la.Progress)
+        assert (engine.stats().rows, engine.stats().queue) == (1, 1)
+        first.close()
+        assert next(second)
+        second.close()
 
 
 def test_what_loading_raises_is_raised():
@@ -548,7 +581,7 @@ def test_a_hundred_requests_leave_nothing_behind(tiny):
     engine = la.Engine(tiny, prefix_bytes=300_000)
     with engine:
         for i in range(5):
-            batch = [engine.submit(f"w{10 + i} w{20 + j}", max_tokens=2) for j in range(20)]
+            batch = [engine.submit(f"w{10 + i} w{20 + j}", max_tokens=1) for j in range(20)]
             for k, stream in enumerate(batch):
                 if k % 5 == 0:
                     stream.cancel()

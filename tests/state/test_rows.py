@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlx_linattn.errors import StateError
 from mlx_linattn.state import KVOptions, KVState, ModelState, RecurrentState, WindowState
 
 OPTIONS = {
@@ -145,3 +146,57 @@ def test_whatever_rows_do_together_each_is_what_it_is_alone(options, steps):
     for action, *arguments in steps:
         getattr(rows, action)(*arguments)
     rows.check()
+
+
+def test_a_row_alone_takes_no_more_memory_than_it_must():
+    rows = Rows(KVOptions())
+    rows.add(list(range(1, 200)))
+    rows.add([1, 2, 3, 4])
+    assert rows.batch.take([1]).nbytes == rows.alone[1].nbytes
+    assert rows.batch.kv_nbytes == 2 * rows.alone[0].kv_nbytes
+
+
+def test_a_state_that_stands_alone_is_not_copied():
+    rows = Rows(KVOptions())
+    rows.add([1, 2, 3])
+    for twin in (rows.batch.take([0]), rows.batch.join(), empty(KVOptions()).join(rows.batch)):
+        assert all(a is b for a, b in zip(twin.arrays, rows.batch.arrays, strict=True))
+    assert rows.batch.take([]).counts == () and rows.batch.take([]).nbytes == 0
+
+
+def test_what_does_not_belong_together_is_refused():
+    rows = Rows(KVOptions())
+    rows.add([1, 2, 3])
+    before = rows.batch.snapshot()
+    rows.add([4, 5])
+    pair = rows.batch.snapshot()
+    rows.step(7)
+    rows.step(8)  # now each row is longer than either was
+    with pytest.raises(StateError, match="cannot restore"):
+        rows.batch.restore(before)
+    with pytest.raises(StateError, match="cannot restore"):
+        rows.batch.take([1, 0]).restore(pair)
+    with pytest.raises(StateError, match="cannot restore"):
+        rows.batch.take([1]).restore(rows.marks[0][0][0])
+    rows.batch.take([0, 1]).restore(pair)
+    with pytest.raises(StateError, match=r"rows \[2\] of a state that holds 2"):
+        rows.batch.take([2])
+    with pytest.raises(StateError, match="keep their context differently"):
+        rows.batch.join(empty(KVOptions(max_kv_size=9)))
+    with pytest.raises(StateError, match="differ in layer 3"):
+        rows.batch.join(ModelState([RecurrentState(2), KVState(), KVState()]))
+    with pytest.raises(StateError, match="differ in layer 0"):
+        wide = empty(KVOptions())
+        read(wide, [[1]])
+        wide[0].arrays[0] = mx.zeros((1, 5))
+        rows.batch.join(wide)
+
+
+def test_a_cache_that_went_back_behind_its_first_packed_token_can_be_stored():
+    state, again = empty(OPTIONS["quantized later"]), empty(OPTIONS["quantized later"])
+    read(state, [[1, 2, 3]])
+    snapshot = state.snapshot()
+    read(state, [[4, 5, 6, 7, 8, 9]])
+    state.restore(snapshot)
+    again.load([layer.dump() for layer in state], 3)
+    assert_same(again, state)
