@@ -89,7 +89,10 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
         quality = compare(source.checkpoint, checkpoint, ids)
     if check.max_kl is not None and (quality is None or not quality.mean_kl <= check.max_kl):
         got = "was not measured" if quality is None else f"is {quality.mean_kl:.3g}"
-        raise ConvertError(f"the mean KL divergence from the source {got}, allowed is {check.max_kl:g} ({text})")
+        raise ConvertError(
+            f"the mean KL divergence from the source {got}, allowed is {check.max_kl:g} ({text}); what was written stays "
+            f"in {folder}: start again and allow more to keep it, or delete it"
+        )
     return Verification(len(plan.entries), losses, text, quality)
 
 
