@@ -17,7 +17,7 @@ from mlx_linattn.layers.moe import Experts, Moe
 from mlx_linattn.layout import locate
 from mlx_linattn.model import Model
 from mlx_linattn.state import Span
-from mlx_linattn.weights import Tensors, quantization, transform
+from mlx_linattn.weights import Tensors, module_settings, quantization, transform
 from mlx_linattn.weights.checkpoint import Checkpoint
 
 from .bits import Quantization
@@ -31,15 +31,13 @@ class Numbers(Tensors):
 
     def __init__(self, checkpoint, family, spec):
         super().__init__(checkpoint, family, spec)
-        found = quantization(checkpoint.config, family.PREFIXES) if checkpoint.is_mlx else None
-        self._default, self._overrides = found or ({}, {})
+        self._quantization = quantization(checkpoint.config, family.PREFIXES) if checkpoint.is_mlx else None
 
     def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32, rows: Rows = None) -> mx.array:
         base = name.removesuffix(".weight")
-        if f"{base}.scales" not in self:
+        if self._quantization is None or f"{base}.scales" not in self:
             return super().read(name, decoded_dtype, rows)
-        wanted = self._overrides.get(base, {})
-        q = Quantization(**{**self._default, **(wanted if isinstance(wanted, dict) else {})})
+        q = Quantization(**module_settings(self._quantization, base))
         parts = [part for part in (f"{base}.{end}" for end in ("weight", "scales", "biases")) if part in self]
         return dequantize([super(Numbers, self).read(part, rows=rows) for part in parts], q)
 

@@ -137,7 +137,7 @@ class Tensors:
         found = quantization(self.checkpoint.config, self.family.PREFIXES)
         if found is None:
             raise CheckpointError(f"tensor {module + '.scales'!r} is there, but config.json has no quantization block")
-        settings = _settings(found, module)
+        settings = module_settings(found, module)
         parts = [part for part in (f"{module}.{x}" for x in ("weight", "scales", "biases")) if part in self]
         self._used |= set(parts)
         if wanted is None:
@@ -187,7 +187,7 @@ def quantization(config: dict, prefixes=()) -> tuple[dict, dict[str, dict | bool
     return default, overrides
 
 
-def _settings(found: tuple[dict, dict], module: str) -> dict:
+def module_settings(found: tuple[dict, dict], module: str) -> dict:
     """How one module is quantized. An override that names no mode means affine, whatever the default's mode is."""
     default, overrides = found
     wanted = overrides.get(module)
@@ -206,7 +206,7 @@ def prepare_quantized(model: Model, tensors: Tensors, names: dict[str, str | Tak
             return False
         if found is None:
             raise CheckpointError(f"tensor {place + '.scales'!r} is there, but config.json has no quantization block")
-        return _settings(found, place)
+        return module_settings(found, place)
 
     nn.quantize(model, class_predicate=choose)
 
