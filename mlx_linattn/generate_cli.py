@@ -21,8 +21,8 @@ def add_model_options(parser: argparse.ArgumentParser, required: bool = False) -
 def add_parallel_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
-        choices=("tensor",),
-        help="share the model with the other processes that mlx.launch starts: tensor deals out every layer",
+        choices=("tensor", "pipeline"),
+        help="share the model with the other processes that mlx.launch starts: tensor deals out every layer, pipeline gives each a run of layers",
     )
 
 

@@ -142,7 +142,8 @@ def load_model(
             model = Model(module.spec(checkpoint.config))
         else:
             facts["weights"] = parallel.digest(checkpoint)
-            model, share = parallel.build(checkpoint, module, group)
+            model, ranks = parallel.build(checkpoint, module, group)
+            share = ranks.share
 
         def check(nbytes: int) -> None:
             budget.require_weights(nbytes, memory_limit, str(checkpoint.folder))
@@ -154,7 +155,7 @@ def load_model(
             for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
                 mx.eval(array)
     if group is not None:
-        parallel.run(model, share, group)
+        parallel.run(model, ranks)
     return model, checkpoint.config
 
 

@@ -17,7 +17,7 @@ from .state import KVOptions, ModelState
 class Model(nn.Module):
     """An MLX module that reads token ids and gives logits; made from a :class:`ModelSpec`, with random weights."""
 
-    ranks = ALONE  # to which embedding and head are dealt out, where spec.vocab_parts says so
+    ranks = ALONE  # to which the model is dealt out
 
     def __init__(self, spec: ModelSpec):
         super().__init__()
@@ -97,9 +97,11 @@ class Model(nn.Module):
             x = x.astype(mx.float32)
         if self.spec.mixed_residual:
             x = ((), x)
+        x = self.ranks.arriving(x)
         with state.advancing(span):
             for layer, layer_state in zip(self.layers, state):
                 x = layer(x, layer_state, span, dtype)
+        x = self.ranks.leaving(x)
         if self.spec.mixed_residual:
             x = self.output_mix(*x)
         return self.norm(x).astype(dtype)

@@ -30,6 +30,14 @@ class Ranks:
         first, end = self.deal.range(x.shape[-1])
         return x[..., first:end]
 
+    def arriving(self, x):
+        """The residual stream before this rank's layers, where ``x`` is what was embedded."""
+        return x
+
+    def leaving(self, x):
+        """The residual stream after all ranks' layers, where ``x`` is what this rank's made."""
+        return x
+
     def mean_square(self, *arrays):
         """For each array the mean of its squares over the last axis and over all ranks, [..., 1] float32; alone, None."""
         if self.deal.ranks == 1:

@@ -3,9 +3,11 @@
 The first rank runs the program: a chat, a server, a script. Its model and its states look like any others, but whatever
 is done to them the other ranks do as well, each with its part of the model. So nothing outside this room knows of ranks.
 
-    cuts, plan        which layers are dealt out, and what each rank has of them
-    start, ring       how the ranks find each other, and notice that one is gone
-    load, agree       each rank's part of the weights; whether all have the same
+    cuts, plan, tensor     each rank has a share of every layer: which, and how they make one layer
+    stages, pipeline       each rank has a run of layers: which, and how they make one model
+    arrangement            what both have in common
+    start, ring            how the ranks find each other, and notice that one is gone
+    load, agree            each rank's part of the weights; whether all have the same
     line, leader, follower     what the first rank says, and what the others do
 """
 
@@ -13,6 +15,7 @@ from .agree import digest, together
 from .group import Group
 from .load import build, end, run
 from .plan import Plan, Share, stored_groups, tensor_plan
+from .stages import Stage, part_sizes, stage_sizes, stages
 from .start import KINDS, check, start
 
 __all__ = [
@@ -20,11 +23,15 @@ __all__ = [
     "Group",
     "Plan",
     "Share",
+    "Stage",
     "build",
     "check",
     "digest",
     "end",
+    "part_sizes",
     "run",
+    "stage_sizes",
+    "stages",
     "start",
     "stored_groups",
     "tensor_plan",

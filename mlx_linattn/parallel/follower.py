@@ -9,29 +9,28 @@ import mlx.core as mx
 from ..errors import ParallelError
 from ..model import Model
 from ..state import ModelState
-from . import line, merge
-from .group import Group
-from .plan import Plan
+from . import line
+from .arrangement import Arrangement
 
 TIDY = 256  # messages after which memory that MLX keeps for reuse is given back
 
 
-def follow(model: Model, plan: Plan, group: Group) -> None:
+def follow(model: Model, ranks: Arrangement) -> None:
     """Do what the first rank says until its program is over."""
     things: dict = {}  # states and snapshots by number
     for count in range(1, 1 << 62):
-        operation, numbers = line.receive(group)
+        operation, numbers = line.receive(ranks)
         if operation == line.END:
             return
         if operation == line.READ:
-            _read(model, group, things, numbers)
+            _read(model, ranks, things, numbers)
         elif operation == line.PREDICT:
             dtype, *shape = numbers
-            mx.async_eval(model.logits(group.sum(mx.zeros(shape, line.DTYPES[dtype]))))
+            mx.async_eval(model.logits(ranks.group.sum(mx.zeros(shape, line.DTYPES[dtype]))))
         elif operation == line.CALL:
-            _call(model, plan, group, things, *json.loads(bytes(numbers)))
+            _call(model, ranks, things, *json.loads(bytes(numbers)))
         elif operation == line.SAMPLE:
-            merge.sampled(model, plan, group, *numbers)
+            ranks.sampled(model, *numbers)
         elif operation == line.DROP:
             for number in numbers:
                 things.pop(number, None)
@@ -39,13 +38,13 @@ def follow(model: Model, plan: Plan, group: Group) -> None:
             mx.clear_cache()
 
 
-def _read(model: Model, group: Group, things: dict, numbers: list[int]) -> None:
+def _read(model: Model, ranks: Arrangement, things: dict, numbers: list[int]) -> None:
     number, offset, B, T, rows = numbers[:5]
     lengths, ids = numbers[5 : 5 + rows] or None, numbers[5 + rows :]
     state: ModelState = things[number]
     if state.offset != offset:
         raise ParallelError(
-            f"rank {group.rank} of {group.size}: its state holds {state.offset} tokens, the first rank's {offset}; start again"
+            f"rank {ranks.group.rank} of {ranks.group.size}: its state holds {state.offset} tokens, the first rank's {offset}; start again"
         )
     hidden = model.hidden_states(mx.array(ids).reshape(B, T), state, lengths=lengths)
     if T == 1:
@@ -55,15 +54,15 @@ def _read(model: Model, group: Group, things: dict, numbers: list[int]) -> None:
         mx.clear_cache()
 
 
-def _call(model: Model, plan: Plan, group: Group, things: dict, method: str, arguments: list, result) -> None:
+def _call(model: Model, ranks: Arrangement, things: dict, method: str, arguments: list, result) -> None:
     arguments = line.decoded(arguments, things)
     if method == "make_cache":
         made = model.make_cache(*arguments)
     elif method == "dump":
-        made = merge.dumped(*arguments, plan, group)
+        made = ranks.dumped(*arguments)
     elif method == "load":
         state, layout, kinds, lengths = arguments
-        made = merge.loaded(state, layout, kinds, lengths, [None] * len(kinds), plan, group)
+        made = ranks.loaded(state, layout, kinds, lengths, [None] * len(kinds))
     else:
         state, *others = arguments
         made = getattr(state, method)(*others)

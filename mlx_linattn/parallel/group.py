@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -26,6 +27,7 @@ class Group(Ranks):
     def __init__(self, group: mx.distributed.Group, kind: str = "tensor"):
         super().__init__(Deal(group.rank(), group.size()))
         self.group, self.kind = group, kind
+        self._out, self._in = _streams()
         self.busy = False  # with a model
         self.neighbours = Neighbours(self.rank)
         self.neighbours.keep_alive()
@@ -46,6 +48,18 @@ class Group(Ranks):
     def gather(self, x):
         parts = mx.distributed.all_gather(x[None], group=self.group)  # [ranks, ..., n]
         return mx.moveaxis(parts, 0, -2).flatten(-2)
+
+    def send(self, x):
+        """``x``, on its way to the next rank (the last rank's next is the first) as it is evaluated."""
+        if not x.size:
+            return x
+        return mx.distributed.send(x, (self.rank + 1) % self.size, group=self.group, stream=self._out)
+
+    def receive(self, shape: Sequence[int], dtype: mx.Dtype):
+        """What the rank before sends."""
+        if 0 in shape:
+            return mx.zeros(shape, dtype)
+        return mx.distributed.recv(shape, dtype, (self.rank - 1) % self.size, group=self.group, stream=self._in)
 
     def leave(self) -> None:
         """From now on the others may go."""
@@ -79,3 +93,11 @@ class Group(Ranks):
                 continue
             if not self._left.wait(GRACE):  # nobody said that it was over
                 self.give_up()
+
+
+def _streams() -> tuple:
+    """A stream for each direction, so that what is sent waits for nothing that is to come; with NCCL the GPU's own."""
+    if mx.cuda.is_available():
+        return None, None
+    new = getattr(mx, "new_thread_local_stream", mx.new_stream)
+    return new(mx.cpu), new(mx.cpu)

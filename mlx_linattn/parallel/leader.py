@@ -18,16 +18,15 @@ import mlx.core as mx
 from ..errors import StateError
 from ..model import Model
 from ..state import KVOptions, ModelState, Snapshot
-from . import line, merge
-from .group import Group
-from .plan import Plan, Share
+from . import line
+from .arrangement import Arrangement, described, kinds_of
 
 
 class Line:
     """The first rank's end of the line: numbers what exists, and says what to do in the order in which it is done."""
 
-    def __init__(self, group: Group, plan: Plan):
-        self.group, self.plan = group, plan
+    def __init__(self, ranks: Arrangement):
+        self.ranks = ranks
         self.silent = False
         self._numbers = 0
         self._dropped: list[int] = []
@@ -53,7 +52,7 @@ class Line:
         return number
 
     def message(self, operation: int, numbers: Sequence[int], tail: mx.array | None = None) -> mx.array:
-        return line.message(self.group, operation, numbers, tail)
+        return line.message(self.ranks, operation, numbers, tail)
 
     def send(self, *arrays: mx.array) -> None:
         """Start the evaluation of messages and of what belongs to them, in this order."""
@@ -127,17 +126,17 @@ class LeaderState(ModelState):
     def dump(self, snapshots: Iterable[Snapshot] = ()) -> list:
         snapshots = list(snapshots)
         self.line.call("dump", self, snapshots)
-        return merge.dumped(self, snapshots, self.line.plan, self.line.group)
+        return self.line.ranks.dumped(self, snapshots)
 
     def load(self, layers: Iterable, length: int, snapshots: Iterable[tuple[Sequence, int]] = ()) -> list[Snapshot]:
         snapshots = list(snapshots)
-        layout, arrays = merge.described([list(layers), *(list(one) for one, _ in snapshots)])
-        kinds = [(str(array.dtype).rpartition(".")[2], array.shape) for array in arrays]
+        layout, arrays = described([list(layers), *(list(one) for one, _ in snapshots)])
+        kinds = kinds_of(arrays)
         lengths = [length, *(position for _, position in snapshots)]
         numbers = [self.line.new_number() for _ in snapshots]
         self.line.call("load", self, layout, kinds, lengths, result=numbers)
         with self.line.silence():
-            found = merge.loaded(self, layout, kinds, lengths, arrays, self.line.plan, self.line.group)
+            found = self.line.ranks.loaded(self, layout, kinds, lengths, arrays)
         return [self.numbered(one, number) for one, number in zip(found, numbers)]
 
     def assemble(self, layers, pieces, length) -> None:
@@ -149,9 +148,9 @@ class LeaderState(ModelState):
 class LeaderModel(Model):
     """The first rank's part of a model. Its logits are the whole model's."""
 
-    def __init__(self, share: Share, group: Group):
-        super().__init__(share.spec)
-        self._line = Line(group, share.plan)
+    def __init__(self, ranks: Arrangement):
+        super().__init__(ranks.share.spec)
+        self._line = Line(ranks)
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         state = LeaderState(self._line, (layer.mixer.make_state() for layer in self.layers), options)
@@ -176,14 +175,16 @@ class LeaderModel(Model):
             return super().rehearse(state)
 
     def logits(self, hidden):
+        if self.spec.vocab_parts == 1:  # the whole head is here
+            return super().logits(hidden)
         sent = self._line.message(line.PREDICT, [line.DTYPES.index(hidden.dtype), *hidden.shape])
-        logits = super().logits(self._line.group.sum(mx.depends(hidden, sent)))
+        logits = super().logits(self.ranks.sum(mx.depends(hidden, sent)))
         self._line.send(sent, logits)
         return logits
 
     def sampled(self, count: int):
         self._line.send(self._line.message(line.SAMPLE, [count]))
-        return merge.sampled(self, self._line.plan, self._line.group, count)
+        return self._line.ranks.sampled(self, count)
 
     def end(self) -> None:
         """Tell the other ranks that the program is over."""

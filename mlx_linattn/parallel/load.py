@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 from types import ModuleType
 
-from ..errors import ParallelError
-from ..layout import unprefixed
 from ..model import Model
 from ..weights import Checkpoint
+from .arrangement import Arrangement
 from .follower import follow
 from .group import Group
 from .leader import LeaderModel
-from .plan import Share, stored_groups, tensor_plan
+from .pipeline import Pipeline
+from .tensor import Tensor
 
-log = logging.getLogger(__name__)
+ARRANGEMENTS = {"tensor": Tensor, "pipeline": Pipeline}
 
 
-def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Model, Share]:
+def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Model, Arrangement]:
     """This rank's part of the model, still without weights, and what it is a part of."""
-    spec = family.spec(checkpoint.config)
-    shapes = {unprefixed(name, family.PREFIXES): info.shape for name, info in checkpoint.tensors.items()}
-    plan = tensor_plan(spec, group.size, stored_groups(dict(family.names(spec)), shapes if checkpoint.is_mlx else {}))
-    if not any(name.startswith("layers.") for name in plan.cuts):
-        raise ParallelError(
-            f"this model cannot be dealt out to {group.size} ranks ({'; '.join(plan.left_whole())}): use another number of them"
-        )
-    if plan.whole and group.rank == 0:
-        log.warning("every rank has whole: %s", "; ".join(plan.left_whole()))
-    share = plan.share(group.rank)
-    model = LeaderModel(share, group) if group.rank == 0 else Model(share.spec)
-    plan.connect(model, group)
-    return model, share
+    ranks = ARRANGEMENTS[group.kind].of(checkpoint, family, group)
+    return LeaderModel(ranks) if group.rank == 0 else Model(ranks.share.spec), ranks
 
 
-def run(model: Model, share: Share, group: Group) -> None:
-    """On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then."""
+def run(model: Model, ranks: Arrangement) -> None:
+    """For a model that has its weights. On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then."""
+    group = ranks.group
     group.busy = True
     group.join()
+    ranks.connect(model)
     if group.rank == 0:
         atexit.register(end, model, group)
         return
     try:
-        follow(model, share.plan, group)
+        follow(model, ranks)
     except RuntimeError as error:
         if group.is_break(error):
             group.give_up()

@@ -100,6 +100,10 @@ class Share:
         """What this rank builds."""
         return self.plan.part(self.deal)
 
+    def has(self, parameter: str) -> bool:
+        """Whether this rank has anything of it."""
+        return True
+
     def cut(self, parameter: str) -> Cut | None:
         return self.plan.cut(parameter)
 

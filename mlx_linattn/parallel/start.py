@@ -14,7 +14,7 @@ from ..errors import ParallelError
 from . import ring
 from .group import Group
 
-KINDS = ("tensor",)
+KINDS = ("tensor", "pipeline")
 joined: list[Group] = []
 PATIENCE = 120.0  # seconds until all ranks must have joined
 

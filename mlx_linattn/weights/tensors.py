@@ -253,8 +253,8 @@ def load_weights(
 ) -> None:
     """Fill ``model`` from ``checkpoint``, lazily: nothing is read, but every name and shape is known to fit.
 
-    ``share`` (:class:`mlx_linattn.parallel.Share`): the part of the whole model that ``model`` is. Then its weights are read
-    at once, and of each tensor no more than that part, where its place in the file can be told. ``check(nbytes)`` goes before.
+    ``share`` (:class:`mlx_linattn.parallel.Share` or ``Stage``): the part of the whole model that a rank has. Then its weights are
+    read at once, and of each tensor no more than that part, where its place in the file can be told. ``check(nbytes)`` goes before.
     """
     whole = model.spec if share is None else share.whole
     tensors, names = Tensors(checkpoint, family, whole), dict(family.names(whole))
@@ -269,7 +269,11 @@ def load_weights(
             array = array.astype(kept)
         return mx.contiguous(array)
 
-    loaded = {name: finished(name, array) for name, array in assemble(model, tensors, names, wide, share)}
+    loaded = {
+        name: finished(name, array)
+        for name, array in assemble(model, tensors, names, wide, share)
+        if share is None or share.has(name)
+    }
     for name, reason in tensors.leftover().items():
         log.debug("not loaded: %s (%s)", name, reason)
     checkpoint.close()
