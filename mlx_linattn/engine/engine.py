@@ -59,7 +59,7 @@ class Engine:
         memory_limit: bytes that all of it may take; by default the device's working set.
         max_context: the most tokens of a prompt and its answer together; by default there is no limit.
         max_kv_size, kv_bits, kv_group_size, quantized_kv_start: how attention keeps its context (:class:`KVOptions`).
-        revision, dtype: as in :func:`mlx_linattn.load`.
+        revision, dtype, group: as in :func:`mlx_linattn.load`. With several ranks no prefixes are kept.
 
     The constructor returns when the model is loaded, and raises what loading raises. All methods may be called from any thread.
     """
@@ -84,6 +84,7 @@ class Engine:
         quantized_kv_start: int = 0,
         revision: str | None = None,
         dtype: Any = None,
+        group: Any = None,
     ):
         for label, value, least in (("max_rows", max_rows, 1), ("max_queue", max_queue, 0)):
             if value < least:
@@ -94,7 +95,7 @@ class Engine:
         if given:
             mx.eval(model[0].parameters())  # only evaluated arrays may go to another thread
         self._worker = Worker(
-            model, {"revision": revision, "dtype": dtype}, options,
+            model, {"revision": revision, "dtype": dtype, "group": group}, options,
             max_rows=max_rows, max_queue=max_queue, prefix_bytes=prefix_bytes, prefix_folder=None if prefix_folder is None else Path(prefix_folder), memory_limit=memory_limit,
         )  # fmt: skip
         self.tokenizer, self.config = self._worker.tokenizer, self._worker.config

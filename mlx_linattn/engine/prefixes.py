@@ -91,9 +91,9 @@ class Prefixes:
     def insert(self, tokens: Sequence[int], state: ModelState) -> None:
         """Keep ``state``, one row that has read exactly ``tokens``. It is copied; what had been read before is shared."""
         tokens = tuple(tokens)
-        node, matched = self._walk(tokens)
-        if not tokens:
+        if not tokens or not self.room:
             return
+        node, matched = self._walk(tokens)
         if node.end == len(tokens) and node.checkpoint is not None:
             self._touch(node)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from .prompt import Prompt
 from .stream import Channel
 from .transcript import Transcript
 from .types import Done, Progress, Request, Timing, Usage
+
+log = logging.getLogger(__name__)
 
 PREFILL_STEP = 512  # prompt tokens that are read between two tokens of other answers
 STRIDE = 2048  # a checkpoint in every so many tokens of a long prompt
@@ -197,9 +200,12 @@ class Worker:
         mx.eval(self.model.hidden_states(mx.array([[0]]), self._probe), self._probe.arrays)
         self._temporary = budget.temporary(self.model, PREFILL_STEP)
         room = budget.checkpoint_bytes() if self._prefix_bytes is None else self._prefix_bytes
+        if room and not self._probe.can_be_cut:
+            log.warning("no prefixes are kept: each rank has a part of the states")
+            room = 0
         self.prefixes = Prefixes(self.model, self._options, room)
         self._folder = None
-        if self._prefix_folder is not None:
+        if self._prefix_folder is not None and room:
             self._folder = PrefixFolder(self._prefix_folder, self.prefixes, self.model, self.tokenizer, self._options)
             self._folder.load()
         self._batch = Batch(

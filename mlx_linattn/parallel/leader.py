@@ -103,6 +103,8 @@ def told(name: str):
 class LeaderState(ModelState):
     """The first rank's part of a state, which tells the others what becomes of it."""
 
+    can_be_cut = False
+
     def __init__(self, own: Line, layers: Iterable, options: KVOptions):
         super().__init__(layers, options)
         self.line = own

@@ -5,12 +5,20 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
 
 from ..errors import RequestError
-from ..generate_cli import add_memory_options, add_model_options, kv_options, memory_limit
+from ..generate_cli import (
+    add_memory_options,
+    add_model_options,
+    add_parallel_option,
+    join_ranks,
+    kv_options,
+    memory_limit,
+)
 
 KEY_VARIABLE = "MLX_LINATTN_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -21,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
         prog="mlx-linattn serve", description="Serve a model to OpenAI clients. By default to this machine alone."
     )
     add_model_options(parser)
+    add_parallel_option(parser)
     parser.add_argument("--served-name", metavar="ID", help="the model's id for clients (default: as in --model)")
     net = parser.add_argument_group("network")
     net.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -93,6 +102,9 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         raise RequestError(f"serve needs {error.name}: pip install 'mlx-linattn[server]'") from error
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    group = join_ranks(args)
+    if group is not None:  # uvicorn passes the signal on when all is done; it must not kill us before the other ranks know
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     local = args.host in LOOPBACK
     listening = listen(args.host, args.port)  # before the model is loaded: a port in use is known at once
     from ..engine import Engine
@@ -103,7 +115,7 @@ def main(argv: list[str]) -> int:
         prefix = {} if args.prefix_memory is None else {"prefix_bytes": int(args.prefix_memory * 1e9)}
         engine = Engine(
             args.model, max_rows=args.max_rows, max_queue=args.max_queue, prefix_folder=args.prefix_folder,
-            memory_limit=memory_limit(args), max_context=args.max_context, revision=args.revision, dtype=args.dtype,
+            memory_limit=memory_limit(args), max_context=args.max_context, revision=args.revision, dtype=args.dtype, group=group,
             **prefix, **kv_options(args),
         )  # fmt: skip
         try:

@@ -31,6 +31,8 @@ class Snapshot:
 class ModelState(Sequence):
     """The state of every layer and the number of tokens read so far. A sequence of layer states, as mlx_lm's caches are."""
 
+    can_be_cut = True  # whether cut() and assemble() have the whole of it
+
     def __init__(self, layers: Iterable[RecurrentState | KVState], options: KVOptions = KVOptions()):  # noqa: B008 - frozen
         self.layers = options.apply(layers)
         self.options = options
