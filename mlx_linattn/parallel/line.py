@@ -25,9 +25,7 @@ FIRST = 64  # integers of a message's first packet: operation, length of the res
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
-def message(
-    ranks: Arrangement, operation: int, numbers: Sequence[int], tail: mx.array | None = None
-) -> mx.array:
+def message(ranks: Arrangement, operation: int, numbers: Sequence[int], tail: mx.array | None = None) -> mx.array:
     """The numbers and then ``tail``'s, as int32 arrays that send themselves as they are evaluated; what all ranks then have."""
     parts = [mx.array([operation, len(numbers) + (0 if tail is None else tail.size), *numbers], mx.int32)]
     if tail is not None:

@@ -154,7 +154,9 @@ class Passing(Ranks):
 def blocks_before(spec: ModelSpec, layers: int) -> int:
     """How many blocks of a mixed residual stream are complete after so many layers."""
     return sum(
-        residual.starts_block for layer in spec.layers[:layers] for residual in (layer.mixer_residual, layer.mlp_residual)
+        residual.starts_block
+        for layer in spec.layers[:layers]
+        for residual in (layer.mixer_residual, layer.mlp_residual)
     )
 
 

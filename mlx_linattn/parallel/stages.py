@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import ModuleType
 
 import mlx.core as mx
@@ -69,20 +69,24 @@ def stages(sizes: Mapping[str, int], layers: int, ranks: int) -> tuple[int, ...]
     besides = sum(size for part, size in sizes.items() if not part.startswith("layers."))
     upto = list(accumulate([besides, *own]))
     upto[0] = 0  # what the first rank has besides its layers is its alone
-    best = {end: (upto[end], (0,)) for end in range(1, layers + 1)}  # of the ranks so far: (most bytes, first layers)
+    # Of the ranks so far, by where their layers end: (most bytes, sum of squares, first layers). The squares decide between equals.
+    best = {end: (upto[end], upto[end] ** 2, (0,)) for end in range(1, layers + 1)}
+
+    def longer(first: int, size: int) -> tuple:
+        most, squares, firsts = best[first]
+        return max(most, size), squares + size**2, (*firsts, first)
+
     for rank in range(1, ranks):
         best = {
-            end: min(
-                (max(best[first][0], upto[end] - upto[first]), (*best[first][1], first)) for first in range(rank, end)
-            )
+            end: min(longer(first, upto[end] - upto[first]) for first in range(rank, end))
             for end in range(rank + 1, layers + 1)
         }
-    return (*best[layers][1], layers)
+    return (*best[layers][2], layers)
 
 
 def stage_sizes(sizes: Mapping[str, int], bounds: tuple[int, ...]) -> list[int]:
     """Bytes of each rank."""
-    found = [sum(sizes[f"layers.{i}"] for i in range(*pair)) for pair in zip(bounds, bounds[1:])]
+    found = [sum(sizes[f"layers.{i}"] for i in range(*pair)) for pair in pairwise(bounds)]
     found[0] += sum(size for part, size in sizes.items() if not part.startswith("layers."))
     return found
 

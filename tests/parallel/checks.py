@@ -1,7 +1,11 @@
-"""What each rank of a test runs: a few models one after the other, and on the first rank their logits against the references."""
+"""What each rank of a test runs: jobs, one after the other. The first rank prints what comes of them; the others follow.
+
+A job: [kind, "logits", folder], [kind, "conversation", file to go on from, file to keep], or at the end [kind, "chat", words ...].
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers import assert_close, golden, tolerance
 
-from mlx_linattn import load_model, parallel
+import mlx_linattn as la
+from mlx_linattn import cli, parallel
+
+ASK = "What is my dog's name?"
 
 
-def check(folder: Path, group: parallel.Group) -> None:
-    want, within = golden(folder.name), tolerance(folder.name)
-    try:
-        model, _ = load_model(folder, group=group, dtype="float32")
-    except SystemExit as left:  # every other rank, when the first is done with this model
-        assert left.code == 0
-        return
+def logits(group: parallel.Group, folder: str) -> str:
+    name = Path(folder).name
+    want, within = golden(name), tolerance(name)
+    model, _ = la.load_model(folder, group=group, dtype="float32")
     cache = model.make_cache()
     assert_close(model(want["input_ids"], cache), want["logits_prefill"], within, "prefill")
     before = cache.snapshot()
@@ -42,9 +46,28 @@ def check(folder: Path, group: parallel.Group) -> None:
     tail = want["long_logits_tail"]
     assert_close(model(want["long_input_ids"])[:, -tail.shape[1] :], tail, within, "a prompt longer than a packet")
     parallel.end(model, group)
-    print(f"{folder.name}: same", flush=True)
+    return "same"
 
 
+def conversation(group: parallel.Group, taken: str, kept: str) -> str:
+    """Go on with a conversation that others kept, take a turn back, and keep it."""
+    model, tokenizer = la.load("demo", dtype="float32", group=group)
+    chat = la.Session.load(taken, model, tokenizer)
+    chat.undo()
+    answer = chat.send(ASK, max_tokens=12)
+    chat.save(kept)
+    parallel.end(model, group)
+    return f"{answer} {chat.last.reused_tokens}"
+
+
+def chat(group: parallel.Group, *words: str) -> str:
+    return f"status {cli.main(['chat', '--parallel', group.kind, *words])}"
+
+
+JOBS = {"logits": logits, "conversation": conversation, "chat": chat}
 group = parallel.start("tensor")
-for path in sys.argv[1:]:
-    check(Path(path), group)
+for group.kind, job, *arguments in json.loads(sys.argv[1]):
+    try:
+        print(JOBS[job](group, *arguments), flush=True)
+    except SystemExit as left:  # every other rank, when the first is done with this model
+        assert left.code == 0 and group.rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -12,9 +13,10 @@ from mlx_linattn.layers import Ranks
 
 
 class Threads(Ranks):
-    def __init__(self, rank: int, table: list, barrier: threading.Barrier):
+    def __init__(self, rank: int, table: list, barrier=None, lines=()):
         super().__init__(Deal(rank, len(table)))
-        self.table, self.barrier = table, barrier
+        self.rank, self.size = rank, len(table)
+        self.table, self.barrier, self.lines = table, barrier, lines
 
     def _all(self, x) -> list:
         mx.eval(x)
@@ -34,14 +36,25 @@ class Threads(Ranks):
     def gather(self, x):
         return mx.concatenate(self._all(x), axis=-1)
 
+    def send(self, x):
+        mx.eval(x)
+        self.lines[(self.rank + 1) % self.size].put(x)
+        return x
+
+    def receive(self, shape, dtype):
+        x = self.lines[self.rank].get(timeout=20)
+        assert (x.shape, x.dtype) == (tuple(shape), dtype)
+        return x
+
 
 def on_ranks(count: int, work: Callable[[Ranks], object]) -> list:
     """What ``work`` returns on each of ``count`` ranks."""
     table, barrier, results, errors = [None] * count, threading.Barrier(count), [None] * count, []
+    lines = [queue.Queue() for _ in range(count)]
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(Threads(rank, table, barrier))
+            results[rank] = work(Threads(rank, table, barrier, lines))
         except BaseException as error:
             errors.append(error)
             barrier.abort()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
+import httpx
 from helpers import FIXTURES, assert_close, endless_demo, materialize
 
 import mlx_linattn as la
@@ -16,41 +20,84 @@ from processes import results, start_ranks
 
 HERE = Path(__file__).parent
 ASK = "What is my dog's name?"
-# Between them every mixer, and every sum and norm that goes over all ranks.
-MODELS = {
-    2: ("bailing_hybrid_v25", "fla_hgrn2", "jamba", "kimi_k3", "minimax_text_01", "olmo_hybrid", "qwen3_next", "recurrent_gemma"),
-    4: ("fla_gated_deltanet_hybrid",),
-}  # fmt: skip
+# Between them every mixer, and every sum and norm that goes over all ranks; then a stream of several arrays.
+TENSOR = (
+    "bailing_hybrid_v25",
+    "fla_hgrn2",
+    "jamba",
+    "kimi_k3",
+    "minimax_text_01",
+    "olmo_hybrid",
+    "qwen3_next",
+    "recurrent_gemma",
+)
+PIPELINE = ("kimi_k3", "recurrent_gemma")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_logits_are_those_of_one_process(tmp_path, ranks):
-    folders = [str(materialize(FIXTURES / name, tmp_path / name)) for name in MODELS[ranks]]
-    found = results(start_ranks(tmp_path, ranks, lambda _: [str(HERE / "checks.py"), *folders]))
+def run(tmp_path: Path, ranks: int, *jobs: list[str]) -> list[str]:
+    """What the first rank says of some jobs."""
+    found = results(start_ranks(tmp_path, ranks, lambda _: [str(HERE / "checks.py"), json.dumps(jobs)]))
     assert [status for status, _, _ in found] == [0] * ranks, "\n".join(err for _, _, err in found)
-    assert found[0][1].split("\n")[:-1] == [f"{name}: same" for name in MODELS[ranks]]
+    return found[0][1].splitlines()
 
 
-def test_a_conversation_goes_on_whatever_the_number_of_ranks(tmp_path):
-    """One process keeps a session, two take it over, one goes on: nothing is read again, and undo reaches back."""
+def test_two_ranks_do_what_one_process_does(tmp_path, monkeypatch):
+    """The same logits. One process keeps a session, two ranks take it over in the one way and then in the other, one process goes on:
+    nothing is read again, and undo reaches back. And a chat for a script."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folders = {name: str(materialize(FIXTURES / name, tmp_path / name)) for name in TENSOR}
     model, tokenizer = la.load("demo", dtype="float32")
     chat = la.Session(model, tokenizer)
     for text in ("My dog is called Pepper.", "My cat is called Momo."):
         chat.send(text, max_tokens=6)
-    one, two = tmp_path / "one.session", tmp_path / "two.session"
+    one, two, three = (str(tmp_path / f"{name}.session") for name in ("one", "two", "three"))
     chat.save(one)
-    command = [str(HERE / "conversation.py"), str(one), str(two)]
-    (status, out, err), (other, _, _) = results(start_ranks(tmp_path, 2, lambda _: command))
-    assert (status, other) == (0, 0), err
-    chat.undo()
-    assert out == f"{chat.send(ASK, max_tokens=12)} {chat.last.reused_tokens}\n"
-    assert chat.last.reused_tokens > 0
-    again = la.Session.load(two, model, tokenizer)
+    said = run(
+        tmp_path, 2,
+        *(["tensor", "logits", folders[name]] for name in TENSOR),
+        *(["pipeline", "logits", folders[name]] for name in PIPELINE),
+        ["tensor", "conversation", one, two],
+        ["pipeline", "conversation", two, three],
+        ["pipeline", "chat", "-p", f"My dog is called Pepper. {ASK}"],
+    )  # fmt: skip
+    checked = len(TENSOR) + len(PIPELINE)
+    assert said[:checked] == ["same"] * checked
+    expected = []
+    for _ in range(2):
+        chat.undo()
+        expected.append(f"{chat.send(ASK, max_tokens=12)} {chat.last.reused_tokens}")
+        assert chat.last.reused_tokens > 0
+    assert said[checked:] == [*expected, "Your dog's name is Pepper.", "status 0"]
+    again = la.Session.load(three, model, tokenizer)
     assert (again.messages, again.tokens) == (chat.messages, chat.tokens)
     for mine, theirs in zip(chat.state.arrays, again.state.arrays):
-        assert_close(
-            theirs[:, :, : chat.state.offset], mine[:, :, : chat.state.offset], 1e-3, "the state that two ranks kept"
-        )
+        used = slice(chat.state.offset)
+        assert_close(theirs[:, :, used], mine[:, :, used], 1e-3, "the state that two ranks kept")
+
+
+def test_four_ranks_have_the_logits_of_one_process(tmp_path):
+    kinds = {"tensor": "fla_gated_deltanet_hybrid", "pipeline": "kimi_k3"}
+    jobs = [[kind, "logits", str(materialize(FIXTURES / name, tmp_path / name))] for kind, name in kinds.items()]
+    assert run(tmp_path, 4, *jobs) == ["same"] * 2
+
+
+def test_a_server_on_two_ranks_answers_and_ends_them_all(tmp_path):
+    command = ["-m", "mlx_linattn", "serve", "--parallel", "pipeline", "--model", "demo", "--port", "0"]
+    processes = start_ranks(tmp_path, 2, lambda _: command)
+    try:
+        lines = [processes[0].stderr.readline() for _ in range(2)]
+        assert lines[0] == "no prefixes are kept: each rank has a part of the states\n"
+        url = re.search(r"http://\S+", lines[1])[0]
+        question = {"model": "demo", "messages": [{"role": "user", "content": f"My dog is called Pepper. {ASK}"}]}
+        with ThreadPoolExecutor() as pool:  # several at a time: their rows join one state
+            answers = [pool.submit(httpx.post, f"{url}/chat/completions", json=question, timeout=60) for _ in range(3)]
+        for answer in answers:
+            assert answer.result().json()["choices"][0]["message"]["content"] == "Your dog's name is Pepper."
+        processes[0].terminate()
+        assert [status for status, _, _ in results(processes, within=30)] == [128 + signal.SIGTERM, 0]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def generate(model, *options) -> list[str]:
