@@ -1,6 +1,7 @@
 """What each rank of a test runs: jobs, one after the other. The first rank prints what comes of them; the others follow.
 
-A job: [kind, "logits", folder], [kind, "conversation", file to go on from, file to keep], or at the end [kind, "chat", words ...].
+A job: [kind, "refused", folder of each rank without its number], [kind, "logits", folder], [kind, "conversation", file to go on from,
+file to keep], or at the end [kind, "chat", words ...].
 """
 
 from __future__ import annotations
@@ -18,8 +19,21 @@ from helpers import assert_close, golden, tolerance
 
 import mlx_linattn as la
 from mlx_linattn import cli, parallel
+from mlx_linattn.errors import ParallelError
 
 ASK = "What is my dog's name?"
+
+
+def refused(group: parallel.Group, folder: str) -> str:
+    """Why a model is not loaded; the first rank alone says so."""
+    try:
+        la.load_model(f"{folder}{group.rank}", group=group)
+    except ParallelError as error:
+        return str(error)
+    except SystemExit as left:
+        assert left.code == 2
+        sys.exit(0)
+    raise AssertionError("it was loaded")
 
 
 def logits(group: parallel.Group, folder: str) -> str:
@@ -54,7 +68,7 @@ def conversation(group: parallel.Group, taken: str, kept: str) -> str:
     model, tokenizer = la.load("demo", dtype="float32", group=group)
     chat = la.Session.load(taken, model, tokenizer)
     chat.undo()
-    answer = chat.send(ASK, max_tokens=12)
+    answer = chat.send(ASK, max_tokens=4)
     chat.save(kept)
     parallel.end(model, group)
     return f"{answer} {chat.last.reused_tokens}"
@@ -64,7 +78,7 @@ def chat(group: parallel.Group, *words: str) -> str:
     return f"status {cli.main(['chat', '--parallel', group.kind, *words])}"
 
 
-JOBS = {"logits": logits, "conversation": conversation, "chat": chat}
+JOBS = {"refused": refused, "logits": logits, "conversation": conversation, "chat": chat}
 group = parallel.start("tensor")
 for group.kind, job, *arguments in json.loads(sys.argv[1]):
     try:

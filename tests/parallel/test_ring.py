@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 
 import httpx
@@ -20,18 +22,9 @@ from processes import results, start_ranks
 
 HERE = Path(__file__).parent
 ASK = "What is my dog's name?"
-# Between them every mixer, and every sum and norm that goes over all ranks; then a stream of several arrays.
-TENSOR = (
-    "bailing_hybrid_v25",
-    "fla_hgrn2",
-    "jamba",
-    "kimi_k3",
-    "minimax_text_01",
-    "olmo_hybrid",
-    "qwen3_next",
-    "recurrent_gemma",
-)
-PIPELINE = ("kimi_k3", "recurrent_gemma")
+# Every sum and norm that goes over all ranks (test_plan.py has all other layers); then streams of one and of several arrays.
+TENSOR = ("fla_hgrn2", "jamba", "kimi_k3", "minimax_text_01", "olmo_hybrid")
+PIPELINE = ("kimi_k3", "jamba")
 
 
 def run(tmp_path: Path, ranks: int, *jobs: list[str]) -> list[str]:
@@ -41,10 +34,22 @@ def run(tmp_path: Path, ranks: int, *jobs: list[str]) -> list[str]:
     return found[0][1].splitlines()
 
 
+def copy_of_demo(folder: Path, flipped: int) -> None:
+    """The demo, with two bits of its weights flipped."""
+    shutil.copytree(resources.files("mlx_linattn") / "data" / "demo", folder)
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= flipped
+    data[len(data) // 2 + 1] ^= flipped
+    weights.write_bytes(data)
+
+
 def test_two_ranks_do_what_one_process_does(tmp_path, monkeypatch):
-    """The same logits. One process keeps a session, two ranks take it over in the one way and then in the other, one process goes on:
+    """Where weights differ it is noticed. The same logits. One process keeps a session, two ranks take it over in the one way and then in the other, one process goes on:
     nothing is read again, and undo reaches back. And a chat for a script."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for rank in range(2):
+        copy_of_demo(tmp_path / f"rank{rank}", flipped=rank)
     folders = {name: str(materialize(FIXTURES / name, tmp_path / name)) for name in TENSOR}
     model, tokenizer = la.load("demo", dtype="float32")
     chat = la.Session(model, tokenizer)
@@ -54,18 +59,20 @@ def test_two_ranks_do_what_one_process_does(tmp_path, monkeypatch):
     chat.save(one)
     said = run(
         tmp_path, 2,
+        ["tensor", "refused", str(tmp_path / "rank")],
         *(["tensor", "logits", folders[name]] for name in TENSOR),
         *(["pipeline", "logits", folders[name]] for name in PIPELINE),
         ["tensor", "conversation", one, two],
         ["pipeline", "conversation", two, three],
         ["pipeline", "chat", "-p", f"My dog is called Pepper. {ASK}"],
     )  # fmt: skip
+    assert said.pop(0).startswith("rank 1 of 2 differs from rank 0 in its weights: ")
     checked = len(TENSOR) + len(PIPELINE)
     assert said[:checked] == ["same"] * checked
     expected = []
     for _ in range(2):
         chat.undo()
-        expected.append(f"{chat.send(ASK, max_tokens=12)} {chat.last.reused_tokens}")
+        expected.append(f"{chat.send(ASK, max_tokens=4)} {chat.last.reused_tokens}")
         assert chat.last.reused_tokens > 0
     assert said[checked:] == [*expected, "Your dog's name is Pepper.", "status 0"]
     again = la.Session.load(three, model, tokenizer)
@@ -125,18 +132,6 @@ def test_a_rank_that_never_joins_is_named(tmp_path):
     ((status, _, err),) = results(start_ranks(tmp_path, 2, lambda _: ["-c", program], only=[0]), within=30)
     assert status != 0
     assert err == "mlx-linattn: rank 0 of 2: rank 1 did not join within 1 seconds: was it started?\n"
-
-
-def test_other_weights_on_one_rank_are_noticed_before_the_first_token(tmp_path):
-    models = [endless_demo(tmp_path / name) for name in ("one", "other")]
-    weights = models[1] / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    data[len(data) // 2 + 1] ^= 1
-    weights.write_bytes(data)
-    (status, out, err), (other, _, silent) = results(start_ranks(tmp_path, 2, lambda rank: generate(models[rank])))
-    assert (status, other, out, silent) == (2, 2, "", "")
-    assert err.startswith("mlx-linattn: rank 1 of 2 differs from rank 0 in its weights: "), err
 
 
 def test_alone_it_says_how_to_start_several(tmp_path):
