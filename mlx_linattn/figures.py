@@ -16,12 +16,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from . import arch
-from .cuts import Deal
+from .cuts import Deal, Uneven
 from .layers import Ranks
 from .layers.moe import Experts
 from .layout import drop_reason, locate, unprefixed
 from .model import Model
-from .parallel import stored_groups, tensor_plan
+from .parallel import part_sizes, stage_sizes, stages, stored_groups, tensor_plan
 from .spec import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -70,6 +70,9 @@ class Figures:
     window: int
     ranks: int = 1  # of which one has all this
     whole: tuple[str, ...] = ()  # what every rank has whole, and why
+    stages: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # of each rank of a pipeline: its first layer, their end, bytes of its weights
 
     def context_bytes(self, tokens: int) -> int:
         """State and caches after so many tokens."""
@@ -93,7 +96,7 @@ def figures(
         config: the content of config.json.
         tensors: name -> header of every stored tensor; None where only the config is known.
         is_mlx: whether the tensors are in MLX layout (the files' metadata says so).
-        ranks: tell what one of so many ranks has (``--parallel tensor``).
+        ranks: tell what one of so many ranks has (``--parallel tensor``), and how they would share the layers (``pipeline``).
 
     Raises:
         CheckpointError: a config that no family knows, or knows but does not support.
@@ -113,6 +116,10 @@ def figures(
     weights = _weights(model, family) | _quantized_weights(Model(quantized.share(0).spec), family)
     if tensors is not None:
         weights = {"stored": _stored(whole, config, family, tensors, is_mlx, model), **weights}
+    runs = ()
+    if ranks > 1:
+        stored = {unprefixed(name, family.PREFIXES): info for name, info in (tensors or {}).items()}
+        runs = _runs(whole, ranks, part_sizes(whole, family, stored_dtype(config), stored if is_mlx else None))
     on_disk: Counter = Counter()
     for info in (tensors or {}).values():
         on_disk[info.dtype] += info.nbytes
@@ -127,8 +134,17 @@ def figures(
         on_disk=dict(on_disk),
         ranks=ranks,
         whole=plan.left_whole(),
+        stages=runs,
         **_state(model),
     )
+
+
+def _runs(spec: ModelSpec, ranks: int, sizes: Mapping[str, int]) -> tuple[tuple[int, int, int], ...]:
+    try:
+        bounds = stages(sizes, len(spec.layers), ranks)
+    except Uneven:
+        return ()
+    return tuple(zip(bounds, bounds[1:], stage_sizes(sizes, bounds)))
 
 
 def _kind(mixer) -> str:

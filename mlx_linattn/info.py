@@ -86,8 +86,11 @@ def render(name: str, figures: Figures) -> str:
             f"{_size(size)} {code}" for code, size in sorted(figures.on_disk.items(), key=lambda x: -x[1])
         )
         rows.append(("on disk", stored))
-    of = f", one of {figures.ranks} ranks" if figures.ranks > 1 else ""
+    of = f", one of {figures.ranks} ranks with --parallel tensor" if figures.ranks > 1 else ""
     rows += [("not dealt out", text) for text in figures.whole]
+    if figures.ranks > 1:
+        runs = [f"{_size(size)} with layers {first} to {end - 1}" for first, end, size in figures.stages]
+        rows.append(("or pipeline", "; ".join(runs) or f"{count} layers are too few for {figures.ranks} ranks"))
     lines = [f"{name} ({figures.model_type}){of}", *(f"  {label:<16} {text}" for label, text in rows), ""]
     memory = figures.memory()
     contexts = list(next(iter(memory.values())))
@@ -116,7 +119,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("model", help="folder, Hub id, or demo")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument(
-        "--ranks", type=int, default=1, metavar="N", help="what each of N processes has with --parallel tensor"
+        "--ranks", type=int, default=1, metavar="N", help="what each of N processes has with --parallel"
     )
     parser.add_argument("--json", action="store_true", help="the same figures, in bytes, as JSON")
     args = parser.parse_args(argv)

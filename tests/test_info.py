@@ -199,6 +199,10 @@ def test_a_rank_has_its_part_of_a_published_model(name, ranks):
         assert whole.weights[format] / ranks <= size < 1.02 * whole.weights[format] / ranks
     assert whole.state_bytes / ranks <= one.state_bytes < 1.02 * whole.state_bytes / ranks
     assert one.whole == ()
+    first, *others = (size for *_, size in one.stages)
+    assert first + sum(others) == whole.weights["bfloat16"]
+    assert max(first, *others) < 1.1 * whole.weights["bfloat16"] / ranks
+    assert [run[0] for run in one.stages] == [0, *(run[1] for run in one.stages[:-1])]
 
 
 def test_what_is_not_dealt_out_is_said(capsys):
@@ -206,3 +210,7 @@ def test_what_is_not_dealt_out_is_said(capsys):
     told = capsys.readouterr().out
     assert "one of 3 ranks" in told
     assert "not dealt out    mixer of 6 layers: 4 value heads do not divide among 3 ranks" in told
+    assert "or pipeline      2.88 MiB with layers 0 to 1; 2.62 MiB with layers 2 to 4; 2.62 MiB with layers 5 to 7" in told
+    assert sum(size for *_, size in info.inspect("demo", ranks=3).stages) == info.inspect("demo").weights["stored"]
+    assert info.main(["demo", "--ranks", "9"]) == 0
+    assert "or pipeline      8 layers are too few for 9 ranks" in capsys.readouterr().out
