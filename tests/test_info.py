@@ -210,7 +210,9 @@ def test_what_is_not_dealt_out_is_said(capsys):
     told = capsys.readouterr().out
     assert "one of 3 ranks" in told
     assert "not dealt out    mixer of 6 layers: 4 value heads do not divide among 3 ranks" in told
-    assert "or pipeline      2.88 MiB with layers 0 to 1; 2.62 MiB with layers 2 to 4; 2.62 MiB with layers 5 to 7" in told
+    assert (
+        "or pipeline      2.88 MiB with layers 0 to 1; 2.62 MiB with layers 2 to 4; 2.62 MiB with layers 5 to 7" in told
+    )
     assert sum(size for *_, size in info.inspect("demo", ranks=3).stages) == info.inspect("demo").weights["stored"]
     assert info.main(["demo", "--ranks", "9"]) == 0
     assert "or pipeline      8 layers are too few for 9 ranks" in capsys.readouterr().out

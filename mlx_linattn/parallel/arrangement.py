@@ -36,6 +36,15 @@ class Arrangement:
         """On the others: as many numbers that the first rank tells."""
         raise NotImplementedError
 
+    def start(self, message: mx.array, hidden: mx.array | None, arrays: list[mx.array]) -> list[mx.array]:
+        """On the first rank: begin to evaluate a message and what belongs to it; returns all of it.
+
+        hidden: hidden states, where the message says to make them.  arrays: what else is wanted.
+        """
+        arrays = [message, *([] if hidden is None else [hidden]), *arrays]
+        mx.async_eval(*arrays)
+        return arrays
+
     def dumped(self, state: ModelState, snapshots: list[Snapshot]) -> list:
         """On the first rank: :meth:`ModelState.dump` of the state that the ranks have together."""
         raise NotImplementedError

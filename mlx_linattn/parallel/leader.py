@@ -54,13 +54,12 @@ class Line:
     def message(self, operation: int, numbers: Sequence[int], tail: mx.array | None = None) -> mx.array:
         return line.message(self.ranks, operation, numbers, tail)
 
-    def send(self, *arrays: mx.array) -> None:
-        """Start the evaluation of messages and of what belongs to them, in this order."""
+    def send(self, message: mx.array, *arrays: mx.array, hidden: mx.array | None = None) -> None:
+        """As :meth:`Arrangement.start`: begin to evaluate a message and what belongs to it."""
         if self._thread != threading.get_ident():  # threads have streams of their own, which could overtake each other
             mx.eval(self._flying)
             self._thread = threading.get_ident()
-        self._flying = list(arrays)
-        mx.async_eval(*arrays)
+        self._flying = self.ranks.start(message, hidden, list(arrays))
 
     def call(self, method: str, *arguments, result: int | list[int] | None = None) -> None:
         """Let the others call a method of a state, the first of ``arguments``; ``result`` is the number of what it returns."""
@@ -169,7 +168,7 @@ class LeaderModel(Model):
         sent = self._line.message(line.READ, head, ids)
         hidden = super().hidden_states(sent[len(head) :].reshape(ids.shape), state, lengths=lengths)
         # At once, so that messages and sums stay in order whatever the caller evaluates, and when.
-        self._line.send(sent, hidden, *state.arrays)
+        self._line.send(sent, *state.arrays, hidden=hidden)
         return hidden
 
     def rehearse(self, state: ModelState) -> ModelState:

@@ -47,7 +47,7 @@ class Pipeline(Arrangement):
         dtype = str(model.embed(mx.array([[0]])).dtype).rpartition(".")[2]
         dtype = getattr(mx, exchange(self.group, dtype)[0])  # the others have no embedding to ask
         keep_own(model, self.share, dtype)
-        model.ranks = Passing(self.share, self.group)
+        model.ranks = self._passing = Passing(self.share, self.group)
 
     def tell(self, numbers: mx.array) -> mx.array:
         return self.group.send(numbers)
@@ -57,6 +57,13 @@ class Pipeline(Arrangement):
 
     def _passed_on(self, x: mx.array) -> mx.array:
         return x if self.is_last else self.group.send(x)
+
+    def start(self, message: mx.array, hidden: mx.array | None, arrays: list[mx.array]) -> list[mx.array]:
+        sent, back = ([], []) if hidden is None else self._passing.under_way
+        self.group.start([message, *sent], back)
+        if arrays:
+            mx.async_eval(*arrays)  # not ``hidden``: the next piece of a prompt need not wait for it
+        return [message, *sent, *back, *arrays]
 
     def dumped(self, state: ModelState, snapshots: list[Snapshot]) -> list:
         own = [layers[self.share.first : self.share.end] for layers in ModelState.dump(state, snapshots)]
@@ -129,25 +136,35 @@ class Passing(Ranks):
     def __init__(self, stage: Stage, group: Group):
         super().__init__(stage.deal)
         self.stage, self.group = stage, group
+        self.under_way: tuple[list[mx.array], list[mx.array]] = (
+            [],
+            [],
+        )  # what the first rank sends, and what comes back
 
     def arriving(self, x):
-        return self._received(x, self.stage.first) if self.deal.rank else x
+        if not self.deal.rank:
+            return x
+        return self._unpacked(self._received(x, self.stage.first))
 
     def leaving(self, x):
-        parts = mx.stack([*x[0], x[1]]) if self.stage.whole.mixed_residual else x
-        sent = self.group.send(parts)
+        sent = self.group.send(mx.stack([*x[0], x[1]]) if self.stage.whole.mixed_residual else x)
         if self.deal.rank:
-            return ((), sent[-1]) if self.stage.whole.mixed_residual else sent
-        return self._received(x, len(self.stage.whole.layers), sent)
+            return self._unpacked(sent)
+        back = self._received(x, len(self.stage.whole.layers))
+        self.under_way = [sent], [back]
+        return self._unpacked(back)
 
-    def _received(self, like, layers: int, after: mx.array | None = None):
-        """The stream behind so many layers, of ``like``'s shape and dtype; not before ``after`` is evaluated."""
+    def _received(self, like, layers: int) -> mx.array:
+        """The stream behind so many layers, where ``like`` has the shape and dtype of its sums."""
         if not self.stage.whole.mixed_residual:
-            x = self.group.receive(like.shape, like.dtype)
-            return x if after is None else mx.depends(x, after)
-        total, count = like[1], blocks_before(self.stage.whole, layers)
-        x = self.group.receive((count + 1, *total.shape), total.dtype)
-        *blocks, total = x if after is None else mx.depends(x, after)
+            return self.group.receive(like.shape, like.dtype)
+        _, total = like
+        return self.group.receive((blocks_before(self.stage.whole, layers) + 1, *total.shape), total.dtype)
+
+    def _unpacked(self, x: mx.array):
+        if not self.stage.whole.mixed_residual:
+            return x
+        *blocks, total = x
         return tuple(blocks), total
 
 

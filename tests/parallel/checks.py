@@ -1,6 +1,6 @@
 """What each rank of a test runs: jobs, one after the other. The first rank prints what comes of them; the others follow.
 
-A job: [kind, "refused", folder of each rank without its number], [kind, "logits", folder], [kind, "conversation", file to go on from,
+A job: [kind, "refused", folder of each rank without its number], [kind, "logits", folder], [kind, "ahead", folder], [kind, "conversation", file to go on from,
 file to keep], or at the end [kind, "chat", words ...].
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from helpers import assert_close, golden, tolerance
 import mlx_linattn as la
 from mlx_linattn import cli, parallel
 from mlx_linattn.errors import ParallelError
+from mlx_linattn.parallel import follower
 
 ASK = "What is my dog's name?"
 
@@ -63,6 +65,36 @@ def logits(group: parallel.Group, folder: str) -> str:
     return "same"
 
 
+def ahead(group: parallel.Group, folder: str) -> str:
+    """The first rank reads two pieces of a prompt while the next rank reads nothing. (Without mx.clear_cache(), which on the CPU
+    waits for all streams.)"""
+    go, late = Path(folder) / "go", Path(folder) / "late"
+    read = follower._read
+
+    def reluctantly(*arguments) -> None:
+        if not wait_for(go):
+            late.touch()
+        read(*arguments)
+
+    follower._read = reluctantly
+    try:
+        model, _ = la.load_model(folder, group=group)
+        state = model.make_cache()
+        for _ in range(2):
+            model.hidden_states(mx.zeros((1, 40), mx.int32), state)
+            mx.eval(state.arrays)
+        go.touch()
+        parallel.end(model, group)
+        return "late" if late.exists() else "ahead"
+    finally:
+        follower._read = read
+
+
+def wait_for(file: Path, seconds: int = 20) -> bool:
+    pause = threading.Event()
+    return any(file.exists() or pause.wait(0.01) for _ in range(seconds * 100))
+
+
 def conversation(group: parallel.Group, taken: str, kept: str) -> str:
     """Go on with a conversation that others kept, take a turn back, and keep it."""
     model, tokenizer = la.load("demo", dtype="float32", group=group)
@@ -78,7 +110,7 @@ def chat(group: parallel.Group, *words: str) -> str:
     return f"status {cli.main(['chat', '--parallel', group.kind, *words])}"
 
 
-JOBS = {"refused": refused, "logits": logits, "conversation": conversation, "chat": chat}
+JOBS = {"ahead": ahead, "refused": refused, "logits": logits, "conversation": conversation, "chat": chat}
 group = parallel.start("tensor")
 for group.kind, job, *arguments in json.loads(sys.argv[1]):
     try:

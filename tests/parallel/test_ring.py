@@ -62,6 +62,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path, monkeypatch):
         ["tensor", "refused", str(tmp_path / "rank")],
         *(["tensor", "logits", folders[name]] for name in TENSOR),
         *(["pipeline", "logits", folders[name]] for name in PIPELINE),
+        ["pipeline", "ahead", folders["jamba"]],
         ["tensor", "conversation", one, two],
         ["pipeline", "conversation", two, three],
         ["pipeline", "chat", "-p", f"My dog is called Pepper. {ASK}"],
@@ -69,6 +70,7 @@ def test_two_ranks_do_what_one_process_does(tmp_path, monkeypatch):
     assert said.pop(0).startswith("rank 1 of 2 differs from rank 0 in its weights: ")
     checked = len(TENSOR) + len(PIPELINE)
     assert said[:checked] == ["same"] * checked
+    assert said.pop(checked) == "ahead"
     expected = []
     for _ in range(2):
         chat.undo()
