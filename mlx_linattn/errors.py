@@ -45,6 +45,10 @@ class RequestError(LinAttnError, ValueError):
     """The arguments of a call make no sense together."""
 
 
+class ParityError(LinAttnError):
+    """Two paths that should compute the same do not: what was measured on them would mean nothing."""
+
+
 class BusyError(LinAttnError):
     """An engine's queue is full: ask again later."""
 
