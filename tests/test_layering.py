@@ -26,6 +26,23 @@ MAY_IMPORT = {
     "chat": {PUBLIC, "errors", "generate_cli"},
     "weights": {"arch", "layout", "model", "spec", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
+    "bench": {
+        PUBLIC,
+        "arch",
+        "budget",
+        "doctor",
+        "errors",
+        "figures",
+        "generate_cli",
+        "generation",
+        "interop",
+        "layout",
+        "loading",
+        "model",
+        "ops",
+        "state",
+        "weights",
+    },
     "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
 }
 PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX

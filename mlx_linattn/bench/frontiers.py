@@ -42,7 +42,7 @@ class Plan:
 
 def measure(sides: list, mode: str, plan: Plan, report: Report, log: Log) -> Iterator[Row]:
     """The rows that ``report`` lacks, one after the other. ``sides[0]`` is ours."""
-    base = active()
+    base = active(collect=True)
     meters = [Meter(side) for side in sides]
     ours = sides[0]
     reached = done = 0  # tokens that the states stand at, and those of the last finished row

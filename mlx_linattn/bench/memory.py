@@ -25,7 +25,9 @@ class Meter:
         return result
 
 
-def active() -> int:
-    gc.collect()
+def active(collect: bool = False) -> int:
+    """Bytes in use; with ``collect``, once Python has let go of what only cycles hold, which takes a while."""
+    if collect:
+        gc.collect()
     mx.clear_cache()
     return mx.get_active_memory()

@@ -16,7 +16,11 @@ PIECES = (256, 44)  # long enough for the chunked kernels and for more than one 
 STEPS = 4
 TOKENS = sum(PIECES) + STEPS
 WITHIN = {mx.float32: 1e-2, mx.float16: 3e-2, mx.bfloat16: 5e-2}  # GPUs round even float32 products to 10 bits
-PEER_WITHIN = 0.3  # of whole models: roundings of all layers add up, and can send a token to another expert
+PEER_WITHIN = {
+    mx.float32: 1e-2,
+    mx.float16: 0.15,
+    mx.bfloat16: 0.15,
+}  # of whole models: the roundings of all layers add up
 
 
 def sample(vocab: int, count: int, seed: int = 0) -> list[int]:
@@ -81,7 +85,7 @@ def check_peer(model: Model, theirs, name: str) -> float:
     for ids in pieces(model.spec.vocab_size):
         logits = model.logits(model.hidden_states(ids, state)[:, -1])
         worst = max(worst, difference(logits, theirs(ids, cache)[:, -1]))
-    if worst > PEER_WITHIN:
+    if worst > PEER_WITHIN[logits.dtype]:
         raise ParityError(
             f"the logits of mlx_linattn and {name} differ by {worst:.0%} of their spread on {TOKENS} tokens: "
             "they do not compute the same model, so their speeds are not compared"

@@ -104,7 +104,7 @@ class Peer:
 
     def skip(self, tokens: int, room: int) -> None:
         for one in self.cache:
-            if type(one).__name__ in GROWING:
+            if _grows(one):
                 end = one.offset
 
                 def longer(array):
@@ -127,17 +127,24 @@ class Peer:
         mx.eval([one.state for one in self.cache])
 
     def mark(self) -> Any:
-        """mlx_lm has none; what its caches refer to, which it writes behind the offset only, will do."""
-        return [tree_map(lambda x: x, one.state) for one in self.cache]
+        """mlx_lm has none: of a growing cache its length, of others the arrays, which it replaces and never changes."""
+        return [one.offset if _grows(one) else tree_map(lambda x: x, one.state) for one in self.cache]
 
     def back_to(self, mark: Any) -> None:
-        for one, state in zip(self.cache, mark):
-            one.state = tree_map(lambda x: x, state)
+        for one, part in zip(self.cache, mark):
+            if _grows(one):
+                one.offset = part
+            else:
+                one.state = part
 
     @property
     def state_bytes(self) -> int:
-        return sum(one.nbytes for one in self.cache if type(one).__name__ not in GROWING)
+        return sum(one.nbytes for one in self.cache if not _grows(one))
 
     @property
     def kv_bytes(self) -> int:
-        return sum(one.nbytes for one in self.cache if type(one).__name__ in GROWING)
+        return sum(one.nbytes for one in self.cache if _grows(one))
+
+
+def _grows(cache) -> bool:
+    return type(cache).__name__ in GROWING

@@ -13,7 +13,7 @@ from .memory import active
 from .rows import PREDICTED, Row
 from .sides import Ours
 
-TIMES = "times of predicted rows: straight lines through the measured ones; their bytes: arithmetic on shapes"
+TIMES = "times of predicted rows: straight lines through the measured ones, level where nothing grows; bytes: arithmetic on shapes"
 
 
 def seconds_to_read(rows: Sequence[Row], begin: int, end: int) -> float | None:
@@ -22,13 +22,16 @@ def seconds_to_read(rows: Sequence[Row], begin: int, end: int) -> float | None:
     if not read or end <= begin:
         return None
     middles = [row.context - row.read / 2 for row in read]
-    return (end - begin) * _line(middles, [1 / row.prefill_tps for row in read], (begin + end) / 2)
+    return (end - begin) * _line(read, middles, [1 / row.prefill_tps for row in read], (begin + end) / 2)
 
 
-def _line(x: Sequence[float], y: Sequence[float], at: float) -> float:
-    """On the least-squares line through the points, which does not fall: a longer context makes nothing faster."""
-    slope, start = np.polyfit(x, y, 1) if len(x) > 1 else (0.0, y[0])
-    return float(start + slope * at) if slope > 0 else float(np.mean(y))
+def _line(rows: Sequence[Row], x: Sequence[float], y: Sequence[float], at: float) -> float:
+    """On the least-squares line through the points of ``rows``; their mean where no cache grows, or the line would fall."""
+    if len(x) > 1 and any(row.kv_bytes for row in rows):
+        slope, start = np.polyfit(x, y, 1)
+        if slope > 0:
+            return float(start + slope * at)
+    return float(np.mean(y))
 
 
 def predicted(
@@ -36,17 +39,14 @@ def predicted(
 ) -> list[Row]:
     """Our rows for ``contexts``, from those that were run in this mode (``rows``, by context)."""
     made, before = [], max((row.context for row in rows), default=0)
-    held = active()
+    held = active(collect=True)
     for context in contexts:
         state = model.make_cache(options)
         state.reserve(context)
         need = budget.estimate(model, state, context, step)
         fixed = budget.fixed_nbytes(model, state)
         seconds = seconds_to_read(rows, before, context)
-        written = [row for row in rows if row.decode_ms]
-        slope = (
-            _line([row.context for row in written], [row.decode_ms for row in written], context) if written else None
-        )
+        pace = _line(rows, [row.context for row in rows], [row.decode_ms for row in rows], context) if rows else None
         made.append(
             Row(
                 library=Ours.name,
@@ -54,7 +54,7 @@ def predicted(
                 context=context,
                 read=context - before,
                 prefill_tps=(context - before) / seconds if seconds else None,
-                decode_ms=slope,
+                decode_ms=pace,
                 state_bytes=fixed,
                 kv_bytes=need.state - fixed,
                 active_bytes=held + need.state,
