@@ -11,6 +11,7 @@ from ..errors import ParityError
 from ..model import Model
 from ..ops import use_backend
 from ..state import KVOptions
+from .sides import Progress
 
 PIECES = (256, 44)  # long enough for the chunked kernels and for more than one tile of keys; the second fills no chunk
 STEPS = 4
@@ -54,7 +55,7 @@ class _Compared:
         return expected
 
 
-def check(model: Model, options: KVOptions) -> float:
+def check(model: Model, options: KVOptions, progress: Progress = lambda done: None) -> float:
     """The largest difference of a mixer's outputs from its reference's, relative to these, prefill and single tokens.
 
     Raises ParityError where it is more than rounding.
@@ -67,6 +68,7 @@ def check(model: Model, options: KVOptions) -> float:
             layer.mixer = one
         for ids in pieces(model.spec.vocab_size):
             mx.eval(model.hidden_states(ids, state))
+            progress(state.offset)
     finally:
         for layer, mixer in zip(model.layers, mixers):
             layer.mixer = mixer
@@ -79,12 +81,13 @@ def check(model: Model, options: KVOptions) -> float:
     return max(one.worst for one in compared)
 
 
-def check_peer(model: Model, theirs, name: str) -> float:
+def check_peer(model: Model, theirs, name: str, progress: Progress = lambda done: None) -> float:
     """The largest difference of the two models' logits, relative to their spread; raises ParityError where they disagree."""
     state, cache, worst = model.make_cache(), theirs.make_cache(), 0.0
     for ids in pieces(model.spec.vocab_size):
         logits = model.logits(model.hidden_states(ids, state)[:, -1])
         worst = max(worst, difference(logits, theirs(ids, cache)[:, -1]))
+        progress(state.offset)
     if worst > PEER_WITHIN[logits.dtype]:
         raise ParityError(
             f"the logits of mlx_linattn and {name} differ by {worst:.0%} of their spread on {TOKENS} tokens: "

@@ -45,9 +45,11 @@ def bench(
     finished = True
     try:
         if theirs is not None:
-            report.parity[args.vs] = parity.check_peer(model, theirs, args.vs)
+            with log.bar(f"comparing logits with {args.vs}", parity.TOKENS) as progress:
+                report.parity[args.vs] = parity.check_peer(model, theirs, args.vs, progress)
         for mode, options in modes.items():
-            report.parity[mode] = parity.check(model, options)
+            with log.bar(f"{mode}, comparing fast paths with their references", parity.TOKENS) as progress:
+                report.parity[mode] = parity.check(model, options, progress)
         report.copy_bandwidth = bandwidth()
         for i, (mode, options) in enumerate(modes.items()):
             now = time.monotonic()

@@ -45,6 +45,8 @@ def show(report: Report) -> None:
     if report.copy_bandwidth:
         share = f"{report.copy_bandwidth / 1e9:,.0f} GB/s, the copy bandwidth measured here"
         out.print(f"of bandwidth: weights, state and context of one token over its time, of {share}", markup=False)
+    if any(row.library == NAME for row in report.rows):
+        out.print(f"x {NAME}: times faster, and times less memory beside the weights at the peak", markup=False)
     if report.parity:
         worst = ", ".join(f"{name} {value:.1e}" for name, value in report.parity.items())
         out.print(f"largest relative difference on the same tokens: {worst}", markup=False)
@@ -55,7 +57,7 @@ def _table(report: Report, versus: bool) -> Table:
     for name in ("mode", "context"):
         table.add_column(name, no_wrap=True)
     titles = ["prefill tok/s", "ms/token", "state", "KV", "active", "peak", "of bandwidth"]
-    titles += [f"prefill x {NAME}", f"decode x {NAME}", f"KV+state / {NAME}"] if versus else []
+    titles += [f"prefill x {NAME}", f"decode x {NAME}", f"peak x {NAME}"] if versus else []
     for title in titles:
         table.add_column(title, justify="right", no_wrap=not versus)
     before = None
@@ -83,11 +85,15 @@ def cells(row: Row) -> list[str]:
 
 
 def ratios(row: Row, peer: Row | None, versus: bool) -> Sequence[str]:
-    """How many times faster, and what part of the memory for the context."""
+    """How many times faster, and how many times less memory beside the weights at the peak."""
     if not versus:
         return ()
     if peer is None:
         return ("", "", "")
     prefill = f"{row.prefill_tps / peer.prefill_tps:.2f}" if row.prefill_tps and peer.prefill_tps else "-"
-    memory = (row.state_bytes + row.kv_bytes) / (peer.state_bytes + peer.kv_bytes)
-    return (prefill, f"{peer.decode_ms / row.decode_ms:.2f}", f"{memory:.2f}")
+    return (prefill, f"{peer.decode_ms / row.decode_ms:.2f}", f"{beside_weights(peer) / beside_weights(row):.2f}")
+
+
+def beside_weights(row: Row) -> int:
+    """Bytes at the peak without the weights: state, cache and whatever was needed for a moment."""
+    return row.peak_bytes - row.active_bytes + row.state_bytes + row.kv_bytes

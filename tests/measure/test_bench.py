@@ -58,12 +58,15 @@ def bench(folder, capsys):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """How many tokens our side reads, a number for each call."""
-    counts, original = [], sides.prefill
-    monkeypatch.setattr(
-        sides, "prefill", lambda model, ids, *rest: counts.append(len(ids)) or original(model, ids, *rest)
-    )
-    return counts
+    """From where to where our side reads, call by call."""
+    spans, original = [], sides.prefill
+
+    def watched(model, ids, state, *rest):
+        spans.append((state.offset, state.offset + len(ids)))
+        return original(model, ids, state, *rest)
+
+    monkeypatch.setattr(sides, "prefill", watched)
+    return spans
 
 
 def rows(report, mode, library="mlx_linattn"):
@@ -72,7 +75,7 @@ def rows(report, mode, library="mlx_linattn"):
 
 def test_each_interval_is_read_once_and_the_rest_is_predicted(bench, reads):
     report, _ = bench("--contexts", "64,128,512,2k", "--max-context", "512")
-    assert reads == [64, 64, 384] * 3
+    assert reads == [(0, 64), (64, 128), (128, 512)] * 3
     for mode in ("exact", "quantized-kv", "constant"):
         found = rows(report, mode)
         assert [row["context"] for row in found] == [64, 128, 512, 2048]
@@ -105,7 +108,7 @@ def test_bytes_of_a_predicted_row_are_those_of_the_measured_one(bench, quick):
 def test_a_context_that_is_not_read_weighs_as_much(bench, reads, quick):
     modes = ("--modes", "exact,constant")
     filled, _ = bench("--contexts", "64,128,1k", "--read-limit", "96", *modes)
-    assert reads == [64, 32] * 2
+    assert reads == [(0, 64), (64, 96)] * 2
     read, _ = bench("--contexts", "64,128,1k", *modes)
     for mode in ("exact", "constant"):
         for one, other in zip(rows(filled, mode), rows(read, mode)):
@@ -122,7 +125,7 @@ def test_started_again_it_goes_on_from_its_rows(bench, reads, tmp_path, quick):
     first, _ = bench("--contexts", "64,128", *mode)
     reads.clear()
     second, said = bench("--contexts", "64,128,512", *mode)
-    assert reads == [128, 384] and "going on: 2 rows" in said
+    assert reads == [(0, 128), (128, 512)] and "going on: 2 rows" in said
     assert rows(second, "exact")[:2] == rows(first, "exact")
     assert json.loads(Path(name + ".json").read_text())["rows"] == second["rows"]
     assert Path(name + ".csv").read_text().count("\n") == 4
@@ -142,6 +145,7 @@ def test_an_interrupt_keeps_what_was_measured(bench, monkeypatch, tmp_path, quic
     def write(self, *arguments):
         calls.append(self.state.offset)
         if self.state.offset == 128:
+            assert len(json.loads((tmp_path / "out.json").read_text())["rows"]) == 1, "a kill would lose the first row"
             raise KeyboardInterrupt
         return original(self, *arguments)
 

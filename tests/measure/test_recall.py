@@ -48,6 +48,7 @@ def test_what_is_read_in_between_says_none_of_the_values():
     [
         ("It is 4821.", "4821", True),
         ("It is 48210.", "4821", False),
+        ("It is 94821.", "4821", False),
         ("Your dog's name is Pepper", "Pepper", True),
         ("Peppermint", "Pepper", False),
         ("pepper", "Pepper", False),
