@@ -40,6 +40,9 @@ def predicted(
     """Our rows for ``contexts``, from those that were run in this mode (``rows``, by context)."""
     made, before = [], max((row.context for row in rows), default=0)
     held = active(collect=True)
+    seen = max(
+        (row.peak_bytes - row.active_bytes for row in rows), default=0
+    )  # pieces of a prompt need no more later on
     for context in contexts:
         state = model.make_cache(options)
         state.reserve(context)
@@ -58,7 +61,7 @@ def predicted(
                 state_bytes=fixed,
                 kv_bytes=need.state - fixed,
                 active_bytes=held + need.state,
-                peak_bytes=need.total,
+                peak_bytes=held + need.state + max(need.temporary, seen),
                 kind=PREDICTED,
             )
         )

@@ -44,7 +44,10 @@ def show(report: Report) -> None:
         )
     if report.copy_bandwidth:
         share = f"{report.copy_bandwidth / 1e9:,.0f} GB/s, the copy bandwidth measured here"
-        out.print(f"of bandwidth: weights, state and context of one token over its time, of {share}", markup=False)
+        out.print(
+            f"of bandwidth: weights, state and context of one token over its time, of {share} (caches can beat it)",
+            markup=False,
+        )
     if any(row.library == NAME for row in report.rows):
         out.print(f"x {NAME}: times faster, and times less memory beside the weights at the peak", markup=False)
     if report.parity:
