@@ -12,7 +12,9 @@ from mlx_linattn.errors import MemoryLimitError, RequestError, SessionFileError
 from mlx_linattn.generate_cli import (
     add_memory_options,
     add_model_options,
+    add_parallel_option,
     add_sampling_options,
+    join_ranks,
     kv_options,
     memory_limit,
 )
@@ -43,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         prog="mlx-linattn chat", description="Talk to a model. Without --model: the bundled demo, offline."
     )
     add_model_options(parser)
+    add_parallel_option(parser)
     parser.set_defaults(model=None)
     script = parser.add_argument_group("scripts")
     script.add_argument(
@@ -73,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     settings = _settings(args)
+    group = join_ranks(args)
     view = View(quiet=args.json)
     if args.list_sessions:
         view.out.print(list_sessions(Store()))
@@ -93,7 +97,9 @@ def main(argv: list[str]) -> int:
 
     def load(model_id: str, lazy: bool = False):
         try:
-            return la.load(model_id, revision=args.revision, dtype=args.dtype, memory_limit=limit, lazy=lazy)
+            return la.load(
+                model_id, revision=args.revision, dtype=args.dtype, memory_limit=limit, lazy=lazy, group=group
+            )
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}. {_smaller(model_id)}") from error
 

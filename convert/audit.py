@@ -11,7 +11,7 @@ from mlx_linattn.weights import Tensors
 
 from .bits import Quantization
 from .plan import DTYPES, Entry, Plan
-from .tensors import dequantize, numbers, packed_parts, pieces
+from .tensors import Rows, dequantize, numbers, packed_parts, pieces
 
 
 @dataclass(frozen=True)
@@ -28,30 +28,26 @@ def audit(plan: Plan, source: Tensors, result: Tensors) -> list[Loss]:
     losses = []
     for entry in plan.entries:
         error = weight = 0.0
-        for rows, piece in pieces(entry):
-            stored = [_rows(result.checkpoint.read(output.name), rows) for output in entry.outputs]
-            squares = _check(piece, stored, source)
+        for rows in pieces(entry, source):
+            stored = [result.checkpoint.read(output.name, rows) for output in entry.outputs]
+            squares = _check(entry, stored, source, rows)
             error, weight = error + squares[0], weight + squares[1]
             source.checkpoint.release()
+            result.checkpoint.release()
             mx.clear_cache()
-        result.checkpoint.release()
         if entry.quantization is not None and not entry.copied:
             losses.append(Loss(entry.module, str(entry.quantization), (error / max(weight, 1e-30)) ** 0.5))
     return sorted(losses, key=lambda loss: -loss.relative_error)
 
 
-def _rows(array: mx.array, rows: slice) -> mx.array:
-    return array if rows == slice(None) else array[rows]
-
-
-def _check(entry: Entry, stored: list[mx.array], source: Tensors) -> tuple[float, float]:
+def _check(entry: Entry, stored: list[mx.array], source: Tensors, rows: Rows) -> tuple[float, float]:
     """Sums of squares of the errors and of the weights."""
     q = entry.quantization
     if entry.copied:
-        for output, got, part in zip(entry.outputs, stored, packed_parts(entry, source)):
+        for output, got, part in zip(entry.outputs, stored, packed_parts(entry, source, rows)):
             _require(mx.array_equal(got, part.astype(DTYPES[output.dtype])), entry)
         return 0.0, 0.0
-    want = numbers(entry, source)
+    want = numbers(entry, source, rows)
     if q is None:
         _require(mx.array_equal(stored[0], want), entry)
         return 0.0, 0.0

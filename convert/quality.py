@@ -1,7 +1,7 @@
 """How much a conversion changed what a model says: source and result read the same text, layer beside layer.
 
-Both models run at once and in float32, each layer's weights are loaded when they are needed and let go of afterwards, so
-that this takes two layers' memory whatever the size of the model.
+Both compute in float32. Of either model one layer's weights are in memory at a time, of a layer's experts one, and of
+embedding and head some rows: that takes little memory whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_map
 
 from mlx_linattn import arch
 from mlx_linattn.model import Model
-from mlx_linattn.weights import Tensors, assemble, quantization
+from mlx_linattn.spec import MoeSpec
+from mlx_linattn.state import ModelState, RecurrentState
 from mlx_linattn.weights.checkpoint import Checkpoint
 
-from .bits import Quantization
 from .plan import Plan
-from .tensors import dequantize
+from .reader import Reader
 
 ROW = 256  # tokens read in one go
 MOST_ROWS = 16
+PAGE = 1024  # tokens of the bundled text, about
+OVERHEAD = 300 << 20  # bytes of the program itself, and of slices of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -43,79 +45,51 @@ class Quality:
 
 def compare(source: Checkpoint, result: Checkpoint, ids: mx.array) -> Quality:
     """Both models on ``ids`` [B, T]; neither is loaded as a whole."""
-    one, other = plain_model(source), plain_model(result)
-    B = len(ids)
+    one, other = Reader(source), Reader(result)
     errors: dict[str, float] = {}
-    one.layers = [
-        _PairOfLayers(f"{i} ({type(a.mixer).__name__})", a, b, errors)
-        for i, (a, b) in enumerate(zip(one.layers, other.layers))
-    ]
-    other.layers = []
-    hidden = _pair_up(one, other).hidden_states(ids)
+    hidden = _Both(one, other, errors).hidden_states(ids)
     mx.eval(hidden)
-    return _measure(one, other, hidden[:B], hidden[B:], ids, errors)
+    return _measure(one, other, *_halves(hidden), ids, errors)
 
 
-class Numbers(Tensors):
-    """A checkpoint's tensors as plain numbers, also where MLX quantized them."""
+class _Both(Model):
+    """Runs two models at once: the first half of the rows is the source's, the second the result's."""
 
-    def __init__(self, checkpoint, family, spec):
-        super().__init__(checkpoint, family, spec)
-        found = quantization(checkpoint.config, family.PREFIXES) if checkpoint.is_mlx else None
-        self._default, self._overrides = found or ({}, {})
+    def __init__(self, one: Reader, other: Reader, errors: dict[str, float]):
+        nn.Module.__init__(self)
+        self.spec = one.spec
+        self.embed = lambda ids: _joined(one.embed(ids), other.embed(ids))
+        self.layers = [_PairOfLayers(i, one, other, errors) for i in range(len(self.spec.layers))]
+        for name, part in one.model.children().items():
+            if isinstance(part, nn.Module) and name not in ("embed", "head"):
+                setattr(self, name, _Pair(one.fill(part, name), other.fill(other.model[name], name)))
 
-    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        base = name.removesuffix(".weight")
-        if f"{base}.scales" not in self:
-            return super().read(name, decoded_dtype)
-        wanted = self._overrides.get(base, {})
-        q = Quantization(**{**self._default, **(wanted if isinstance(wanted, dict) else {})})
-        parts = [super(Numbers, self).read(f"{base}.{part}") for part in ("weight", "scales")]
-        parts += [super().read(f"{base}.biases")] if f"{base}.biases" in self else []
-        return dequantize(parts, q)
-
-
-def plain_model(checkpoint: Checkpoint) -> Model:
-    """A model that has read none of its weights yet; in float32, but for stacks of experts, which are the bulk of a layer."""
-    family = arch.family(checkpoint.config)
-    model = Model(family.spec(checkpoint.config))
-    tensors = Numbers(checkpoint, family, model.spec)
-    names = dict(family.names(model.spec))
-    loaded = [
-        (name, array if array.ndim == 3 else array.astype(mx.float32))
-        for name, array in assemble(model, tensors, names, mx.float32)
-    ]
-    checkpoint.close()
-    model.update(tree_unflatten(loaded))
-    return model
+    def make_cache(self):
+        return ModelState(RecurrentState(0) for _ in self.layers)  # a layer makes its own state
 
 
 class _PairOfLayers:
-    """A layer of the source on the first half of the rows, its twin of the result on the second."""
+    def __init__(self, i: int, one: Reader, other: Reader, errors: dict[str, float]):
+        self.i, self.one, self.other, self.errors = i, one, other, errors
 
-    def __init__(self, name: str, one: nn.Module, other: nn.Module, errors: dict[str, float]):
-        self.name, self.one, self.other, self.errors = name, one, other, errors
-        self.mixer = one.mixer
-
-    def __call__(self, x, state, *rest):
-        a, b = _halves(x)
-        # One after the other, so that only one pass widens its experts at a time.
-        y = self.one(a, state, *rest)
-        mx.eval(y)
-        alone = self.other(a, self.other.mixer.make_state(), *rest)
-        before, right, wrong = (_stream(x) for x in (a, y, alone))
-        error = mx.linalg.norm(wrong - right) / mx.linalg.norm(right - before)
-        mx.eval(error)
-        z = self.other(b, self.other.mixer.make_state(), *rest)
-        mx.eval(z)
-        self.errors[self.name] = error.item()
-        self.one = self.other = self.mixer = None  # lets go of the weights
+    def __call__(self, x, *rest):
+        name = f"{self.i} ({type(self.one.model.layers[self.i].mixer).__name__})"
+        before, _ = _halves(x)
+        right = self.one.layer(self.i)(before, *rest)
+        mx.eval(right)
         mx.clear_cache()
-        return _joined(y, z)
+        # The result's layer reads the source's input as well: what is wrong then is wrong in this layer alone.
+        both = self.other.layer(self.i)(x, *rest)
+        mx.eval(both)
+        mx.clear_cache()
+        alone, wrong = _halves(both)
+        error = mx.linalg.norm(_stream(alone) - _stream(right)) / mx.linalg.norm(_stream(right) - _stream(before))
+        self.errors[name] = error.item()
+        return _joined(right, wrong)
 
 
 class _Pair:
-    """Any other part of the two models, in the same way."""
+    """Any other part of the two models."""
 
     def __init__(self, one: nn.Module, other: nn.Module):
         self.one, self.other = one, other
@@ -123,21 +97,6 @@ class _Pair:
     def __call__(self, *x):
         a, b = _halves(x)
         return _joined(self.one(*a), self.other(*b))
-
-
-def _pair_up(one: Model, other: Model) -> Model:
-    """A model that runs both: the source's rows, then the result's."""
-    parts = {name: part for name, part in one.children().items() if isinstance(part, nn.Module) and name != "head"}
-
-    class Both(Model):
-        def __init__(self):
-            nn.Module.__init__(self)
-            self.spec, self.layers = one.spec, one.layers
-            for name, part in parts.items():
-                setattr(self, name, _Pair(part, other[name]))
-            self.embed = lambda ids: _joined(one.embed(ids), other.embed(ids))
-
-    return Both()
 
 
 def _halves(x):
@@ -153,38 +112,60 @@ def _stream(x) -> mx.array:
     return tree_flatten(x)[-1][1].reshape(-1)
 
 
-def _measure(one: Model, other: Model, a, b, ids, errors) -> Quality:
-    divergences, agreement, losses = [], [], ([], [])
+def _measure(one: Reader, other: Reader, a, b, ids, errors) -> Quality:
+    """From the last hidden states [B, T, H] of both. The vocabulary comes in slices, and sums over it run on."""
     following = mx.concatenate([ids[:, 1:], mx.full((len(ids), 1), -1)], axis=1).reshape(-1)
     a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
-    for start in range(0, len(a), 64):  # a few rows of logits at a time
-        rows = slice(start, start + 64)
-        p, q = (_log_softmax(model.logits(x[rows])) for model, x in ((one, a), (other, b)))
-        divergences.append((mx.exp(p) * (p - q)).sum(-1))
-        agreement.append(p.argmax(-1) == q.argmax(-1))
-        real = following[rows] >= 0
-        for loss, scores in zip(losses, (p, q)):
-            chosen = mx.take_along_axis(scores, mx.maximum(following[rows], 0)[:, None], axis=-1)[:, 0]
-            loss.append(mx.where(real, -chosen, 0))
-        mx.eval(divergences[-1], agreement[-1], losses[0][-1], losses[1][-1])
-    kl = mx.sort(mx.maximum(mx.concatenate(divergences), 0))
-    count = (following >= 0).sum()
-    perplexities = [mx.exp(mx.concatenate(loss).sum() / mx.maximum(count, 1)).item() for loss in losses]
+    p, q = _Scores(len(a)), _Scores(len(a))
+    difference = mx.zeros(len(a))  # sum of exp(logit of p - p.best) (logit of p - logit of q)
+    for tokens in min(one.slices(one.head), other.slices(other.head), key=len):
+        x, y = one.logits(a, tokens), other.logits(b, tokens)
+        weights, shrunk = p.add(x, tokens, following)
+        q.add(y, tokens, following)
+        difference = difference * shrunk + (weights * (x - y)).sum(-1)
+        mx.eval(difference, *p.arrays, *q.arrays)
+        mx.clear_cache()
+    kl = mx.sort(mx.maximum(difference / p.total - p.log_total + q.log_total, 0))
+    real = following >= 0
+    count = mx.maximum(real.sum(), 1)
+    perplexities = [mx.exp(mx.where(real, s.log_total - s.chosen, 0).sum() / count).item() for s in (p, q)]
     return Quality(
         tokens=ids.size,
         mean_kl=kl.mean().item(),
         kl_95=kl[int(0.95 * (len(kl) - 1))].item(),
         max_kl=kl[-1].item(),
-        top_1_agreement=mx.concatenate(agreement).astype(mx.float32).mean().item(),
+        top_1_agreement=(p.token == q.token).astype(mx.float32).mean().item(),
         source_perplexity=perplexities[0],
         perplexity=perplexities[1],
         layer_errors=errors,
     )
 
 
-def _log_softmax(logits):
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+class _Scores:
+    """Of one model's logits at N positions: the best, its token, the sum of exp(logit - best), and the logit of the text."""
+
+    def __init__(self, N: int):
+        self.best, self.total, self.chosen = mx.full(N, -mx.inf), mx.zeros(N), mx.zeros(N)
+        self.token = mx.zeros(N, mx.uint32)
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return self.best, self.total, self.chosen, self.token
+
+    @property
+    def log_total(self) -> mx.array:
+        return self.best + mx.log(self.total)
+
+    def add(self, logits: mx.array, tokens: slice, following: mx.array) -> tuple[mx.array, mx.array]:
+        """Takes in logits [N, n] of a slice of the vocabulary; returns exp(logits - best) and by what earlier ones shrank."""
+        best = mx.maximum(self.best, logits.max(-1))
+        self.token = mx.where(logits.max(-1) > self.best, logits.argmax(-1) + tokens.start, self.token)
+        shrunk, weights = mx.exp(self.best - best), mx.exp(logits - best[:, None])
+        self.best, self.total = best, self.total * shrunk + weights.sum(-1)
+        here = (following >= tokens.start) & (following < tokens.stop)
+        place = mx.where(here, following - tokens.start, 0)[:, None]
+        self.chosen = mx.where(here, mx.take_along_axis(logits, place, axis=-1)[:, 0], self.chosen)
+        return weights, shrunk
 
 
 def rows_of(tokens: list[int]) -> mx.array:
@@ -194,11 +175,26 @@ def rows_of(tokens: list[int]) -> mx.array:
     return mx.array(tokens[: count * width]).reshape(count, width)
 
 
-def memory_needed(plan: Plan) -> int:
-    """Bytes that :func:`compare` holds at most, about: a layer of both models, and one stack of experts widened."""
+def memory_needed(plan: Plan, tokens: int = PAGE) -> int:
+    """Bytes that :func:`compare` holds at most, about, all in float32.
+
+    Weights: a layer without its experts, its largest tensor once more while that is decoded, and one expert.
+    Tokens of both models: what goes through the layers, what experts make of it, and what is inside a layer for one row.
+    """
+    spec = arch.family(plan.config).spec(plan.config)
     layers: Counter[str] = Counter()
+    largest = expert = 0
     for entry in plan.entries:
         layer = re.search(r"layers\.\d+\.", entry.target)
-        layers[layer.group() if layer else "outside"] += 2 * entry.parameters * (2 if len(entry.shape) == 3 else 4)
-    widened = max((4 * entry.parameters for entry in plan.entries if len(entry.shape) == 3), default=0)
-    return max(n for name, n in layers.items() if name != "outside") + layers["outside"] + widened
+        if layer is None:
+            continue
+        if "switch_mlp" in entry.target:
+            expert = max(expert, 3 * entry.parameters // entry.shape[0])
+        else:
+            layers[layer.group()] += entry.parameters
+            largest = max(largest, entry.parameters)
+    streams = 6 + sum(layer.mixer_residual.starts_block + layer.mlp_residual.starts_block for layer in spec.layers)
+    copies = max(2 * layer.mlp.top_k if isinstance(layer.mlp, MoeSpec) else 0 for layer in spec.layers)
+    widths = max(layers.values(), default=0) // spec.hidden_size  # of all that a layer's matrices make, more or less
+    inside = 2 * tokens * spec.hidden_size * (streams + copies) + 3 * min(tokens, ROW) * widths
+    return 4 * (max(layers.values(), default=0) + largest + expert + inside) + OVERHEAD

@@ -23,9 +23,9 @@ from mlx_linattn.weights.checkpoint import ITEM_BITS, Checkpoint
 
 from .bits import Quantization
 from .plan import Plan
-from .quality import Numbers
+from .reader import Numbers
 from .table import LAYER, aligned, count
-from .tensors import dequantize
+from .tensors import Rows, dequantize
 
 WIDTHS = (2, 3, 4, 5, 6, 8)
 
@@ -50,8 +50,8 @@ class Rounded(Numbers):
 
     rounding: dict[str, Quantization]  # by name in MLX layout
 
-    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32) -> mx.array:
-        numbers = super().read(name, decoded_dtype).astype(mx.float32)
+    def read(self, name: str, decoded_dtype: mx.Dtype = mx.float32, rows: Rows = None) -> mx.array:
+        numbers = super().read(name, decoded_dtype, rows).astype(mx.float32)
         q = self.rounding.get(name)
         return numbers if q is None else dequantize(list(mx.quantize(numbers, q.group_size, q.bits, mode=q.mode)), q)
 

@@ -175,8 +175,8 @@ def write_weights(plan: Plan, tensors: Tensors, into: Path, progress: Progress, 
         with ShardWriter(into / name, outputs, _metadata(entries)) as shard:
             for entry in entries:
                 progress(done, plan.nbytes, entry.target)
-                for _, piece in pieces(entry):
-                    for target, array in arrays(piece, tensors).items():
+                for rows in pieces(entry, tensors):
+                    for target, array in arrays(entry, tensors, rows).items():
                         shard.write(target, array)
                     tensors.checkpoint.release()
                     mx.clear_cache()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mlx_linattn.budget import working_set
 
 from .plan import Entry, Plan
+from .quality import memory_needed
 
 LAYER = re.compile(r"\.\d+\.")
 
@@ -71,6 +72,7 @@ def _remarks(plan: Plan) -> list[str]:
     here = working_set()
     fits = "fits in" if plan.nbytes < 0.9 * here else "does not fit in"
     lines = [f"{size(plan.nbytes)} of weights: {fits} the {size(here)} of memory here"]
+    lines.append(f"comparing it with its source on a page of text takes about {size(memory_needed(plan))}")
     reasons = Counter(entry.reason for entry in plan.entries if entry.reason)
     lines += [f"{number} weights treated apart: {reason}" for reason, number in reasons.most_common()]
     if plan.mtp:

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import mlx.core as mx
 
 from mlx_linattn.errors import ConvertError
-from mlx_linattn.layout import Take
 from mlx_linattn.weights import Tensors
 
 from .bits import Quantization
 from .plan import DTYPES, Entry
 
 NEGLIGIBLE = 1e-6  # of a tensor's largest number
+PIECE = 64 << 20  # bytes of float32 numbers that are worked on at a time, where a tensor can be cut
+
+Rows = slice | None  # of a tensor's first axis; None: all
 
 
-PIECE = 256 << 20  # bytes of float32 numbers that are worked on at a time, where a tensor can be cut
-
-
-def pieces(entry: Entry) -> Iterator[tuple[slice, Entry]]:
-    """The entry cut along its first axis where that is a stack of many sources, such as a layer's experts."""
-    count = len(entry.take.sources)
-    if entry.take.steps != (("stack",),) or entry.shape[0] != count:
-        yield slice(None), entry
+def pieces(entry: Entry, source: Tensors) -> Iterator[Rows]:
+    """The rows of an entry that are worked on at a time: those of a large one, such as a stack of experts, bit by bit."""
+    rows = entry.shape[0] if entry.shape else 1
+    step = max(1, PIECE * rows // max(1, 4 * entry.parameters))
+    if step >= rows or not source.can_cut(entry.take):
+        yield None
         return
-    step = max(1, PIECE * count // (4 * entry.parameters))
-    for i in range(0, count, step):
-        sources = entry.take.sources[i : i + step]
-        part = replace(entry, take=Take(sources, ("stack",)), shape=(len(sources), *entry.shape[1:]))
-        yield slice(i, i + len(sources)), part
+    for i in range(0, rows, step):
+        yield slice(i, min(i + step, rows))
 
 
-def arrays(entry: Entry, source: Tensors) -> dict[str, mx.array]:
-    """The outputs of one entry. Raises ConvertError for numbers that cannot be right."""
+def arrays(entry: Entry, source: Tensors, rows: Rows = None) -> dict[str, mx.array]:
+    """The outputs of one entry, or of some rows of it. Raises ConvertError for numbers that cannot be right."""
     q = entry.quantization
     if entry.copied:
-        parts = packed_parts(entry, source)
+        parts = packed_parts(entry, source, rows)
         # An asked dtype holds for scales as well.
         return {output.name: part.astype(DTYPES[output.dtype]) for output, part in zip(entry.outputs, parts)}
-    plain = numbers(entry, source)
+    plain = numbers(entry, source, rows)
     if mx.issubdtype(plain.dtype, mx.floating) and not mx.isfinite(plain).all().item():
         raise ConvertError(
             f"{source.checkpoint.folder}: tensor {entry.name!r} holds NaN or infinite numbers"
@@ -53,24 +49,24 @@ def arrays(entry: Entry, source: Tensors) -> dict[str, mx.array]:
     return {output.name: part for output, part in zip(entry.outputs, packed)}
 
 
-def numbers(entry: Entry, source: Tensors) -> mx.array:
+def numbers(entry: Entry, source: Tensors, rows: Rows = None) -> mx.array:
     """What is to be quantized or written, in its dtype."""
     dtype = DTYPES.get(entry.dtype)
     if entry.was is not None:
-        plain = dequantize(packed_parts(entry, source), entry.was)
+        plain = dequantize(packed_parts(entry, source, rows), entry.was)
     else:
-        plain = source.make(entry.take, dtype or mx.float32)
+        plain = source.make(entry.take, dtype or mx.float32, rows)
     return plain if dtype is None else plain.astype(dtype)
 
 
-def packed_parts(entry: Entry, source: Tensors) -> list[mx.array]:
+def packed_parts(entry: Entry, source: Tensors, rows: Rows = None) -> list[mx.array]:
     """[weight, scales, biases] of a source that is quantized as MLX does it."""
-    packed = source.make_packed(entry.take)
+    packed = source.make_packed(entry.take, rows)
     if packed is not None:
         return packed
     base = entry.name.removesuffix(".weight")
-    names = [f"{base}.{part}" for part in ("scales", "biases")]
-    return [source.read(entry.name), *(source.read(name) for name in names if name in source)]
+    names = [entry.name, *(f"{base}.{part}" for part in ("scales", "biases"))]
+    return [source.read(name, rows=rows) for name in names if name in source]
 
 
 def dequantize(parts: list[mx.array], q: Quantization) -> mx.array:

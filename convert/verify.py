@@ -18,6 +18,7 @@ from mlx_linattn.weights.checkpoint import Checkpoint
 from .audit import Loss, audit
 from .plan import Plan
 from .quality import Quality, compare, memory_needed, rows_of
+from .table import size
 from .text import TEXT
 
 WORST = 5
@@ -79,16 +80,19 @@ def verify(plan: Plan, source: Tensors, folder: Path, config: dict, check: Check
     losses = tuple(audit(plan, source, Tensors(checkpoint, family, family.spec(config))))
     source.checkpoint.close()
     checkpoint.close()
-    needed, here = memory_needed(plan), working_set()
+    ids, text = tokens(source.checkpoint, check)
+    needed, here = memory_needed(plan, ids.size), working_set()
     if needed > 0.8 * here:
-        text = f"two layers take {needed / 1e9:.0f} GB, this machine has {here / 1e9:.0f} GB"
+        text = f"that takes {size(needed)}, this machine has {size(here)}"
         quality = None
     else:
-        ids, text = tokens(source.checkpoint, check)
         quality = compare(source.checkpoint, checkpoint, ids)
     if check.max_kl is not None and (quality is None or not quality.mean_kl <= check.max_kl):
         got = "was not measured" if quality is None else f"is {quality.mean_kl:.3g}"
-        raise ConvertError(f"the mean KL divergence from the source {got}, allowed is {check.max_kl:g} ({text})")
+        raise ConvertError(
+            f"the mean KL divergence from the source {got}, allowed is {check.max_kl:g} ({text}); what was written stays "
+            f"in {folder}: start again and allow more to keep it, or delete it"
+        )
     return Verification(len(plan.entries), losses, text, quality)
 
 

@@ -18,6 +18,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .convert import convert
+    from .engine import (
+        Answer,
+        Done,
+        Engine,
+        Progress,
+        Reasoning,
+        Request,
+        Stream,
+        Text,
+        Timing,
+        TokenLogprob,
+        ToolCall,
+        Usage,
+    )
     from .generation import GenerationResponse, generate, generate_step, stream_generate
     from .loading import load, load_model
     from .model import Model
@@ -27,12 +41,24 @@ if TYPE_CHECKING:
     from .state import KVOptions, ModelState, Snapshot
 
 __all__ = [
+    "Answer",
+    "Done",
+    "Engine",
     "GenerationResponse",
     "KVOptions",
     "Model",
     "ModelState",
+    "Progress",
+    "Reasoning",
+    "Request",
     "Session",
     "Snapshot",
+    "Stream",
+    "Text",
+    "Timing",
+    "TokenLogprob",
+    "ToolCall",
+    "Usage",
     "convert",
     "generate",
     "generate_step",
@@ -48,6 +74,20 @@ __all__ = [
 # name with a function here, since importing it would put the module in the function's place.
 _HOMES = {
     "convert": ("convert",),  # this package is itself callable
+    "engine": (
+        "Answer",
+        "Done",
+        "Engine",
+        "Progress",
+        "Reasoning",
+        "Request",
+        "Stream",
+        "Text",
+        "Timing",
+        "TokenLogprob",
+        "ToolCall",
+        "Usage",
+    ),
     "generation": ("GenerationResponse", "generate", "generate_step", "stream_generate"),
     "loading": ("load", "load_model"),
     "model": ("Model",),

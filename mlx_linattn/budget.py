@@ -20,7 +20,7 @@ from .errors import MemoryLimitError
 from .model import Model
 from .ops.attention import block_sizes
 from .spec import MoeSpec
-from .state import ModelState
+from .state import KVState, ModelState
 
 PREFILL_STEPS = (2048, 1024, 512, 256, 128, 64)
 CHECKPOINT_SHARE = 16  # checkpoints get this part of the working set
@@ -96,6 +96,18 @@ def estimate(model: Model, state: ModelState, tokens: int, step: int) -> Estimat
     return Estimate(mx.get_active_memory(), grown - state.nbytes, moving + temporary(model, min(step, tokens)))
 
 
+def estimate_rows(model: Model, state: ModelState, rows: int, tokens: int, held: int, step: int) -> Estimate:
+    """What ``rows`` sequences of up to ``tokens`` tokens take in one state, if states hold ``held`` bytes of it already.
+
+    state: one of no tokens, for its options.  step: tokens of a prompt that are read at a time.
+    """
+    one = _probe(model, state)
+    # The rows' buffers are all as long as the longest. Where a row joins or leaves, a layer's are copied, one layer after the other.
+    grown = rows * one.nbytes_with(tokens)
+    moving = rows * max(layer.nbytes_with(tokens) if isinstance(layer, KVState) else layer.nbytes for layer in one)
+    return Estimate(mx.get_active_memory(), max(0, grown - held), moving + temporary(model, max(rows, step)))
+
+
 def fixed_nbytes(model: Model, state: ModelState) -> int:
     """Bytes of a state that do not grow with its tokens: what a checkpoint holds."""
     return _probe(model, state).recurrent_nbytes
@@ -105,9 +117,7 @@ def _probe(model: Model, state: ModelState) -> ModelState:
     """A state of one token at least, for its shapes; nothing is evaluated."""
     if state.counts:
         return state
-    probe = state.fork()
-    model.hidden_states(mx.array([[0]]), probe)
-    return probe
+    return model.rehearse(state)
 
 
 def temporary(model: Model, tokens: int) -> int:

@@ -13,6 +13,7 @@ from .errors import LinAttnError
 COMMANDS = {
     "chat": ("mlx_linattn.chat.cli", "talk to a model in the terminal; without --model, to the bundled demo"),
     "generate": ("mlx_linattn.generate_cli", "answer one prompt"),
+    "serve": ("mlx_linattn.server.cli", "serve a model to OpenAI clients, on this machine"),
     "convert": ("mlx_linattn.convert.cli", "convert a published checkpoint to MLX weights, quantized if you like"),
     "info": ("mlx_linattn.info", "what a model needs: layers, parameters, state, cache, memory; downloads no weights"),
     "bench": ("mlx_linattn.bench.cli", "measure speed and memory at growing contexts, against mlx_lm if you like"),
@@ -61,6 +62,10 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"mlx-linattn: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "mlx_linattn.parallel" in sys.modules:
+            sys.modules["mlx_linattn.parallel"].check(error)  # ends the program where another rank is gone
+        raise
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -45,6 +45,10 @@ class RequestError(LinAttnError, ValueError):
     """The arguments of a call make no sense together."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt is longer than the most tokens that prompt and answer may have together."""
+
+
 class ParityError(LinAttnError):
     """Two paths that should compute the same do not: what was measured on them would mean nothing."""
 
@@ -55,3 +59,7 @@ class BusyError(LinAttnError):
 
 class ClosedError(LinAttnError):
     """An engine was closed, or its thread has failed."""
+
+
+class ParallelError(LinAttnError):
+    """The ranks that run one model together cannot go on, or do not fit together."""

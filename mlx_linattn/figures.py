@@ -16,9 +16,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from . import arch
+from .cuts import Deal
+from .layers import Ranks
 from .layers.moe import Experts
 from .layout import drop_reason, locate, unprefixed
 from .model import Model
+from .parallel import stored_groups, tensor_plan
 from .spec import (
     AttentionSpec,
     GatedDeltaSpec,
@@ -27,6 +30,7 @@ from .spec import (
     LinearAttentionSpec,
     MambaSpec,
     MlaSpec,
+    ModelSpec,
     MoeSpec,
     RgLruSpec,
 )
@@ -64,6 +68,8 @@ class Figures:
     kv_bytes_per_token: int  # of caches that grow with the context
     window_bytes_per_token: int  # of caches that grow until a window is full
     window: int
+    ranks: int = 1  # of which one has all this
+    whole: tuple[str, ...] = ()  # what every rank has whole, and why
 
     def context_bytes(self, tokens: int) -> int:
         """State and caches after so many tokens."""
@@ -78,26 +84,35 @@ class Figures:
         }
 
 
-def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_mlx: bool = False) -> Figures:
+def figures(
+    config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_mlx: bool = False, ranks: int = 1
+) -> Figures:
     """The figures of a model, from its config.json and, where there are weights, their headers.
 
     Args:
         config: the content of config.json.
         tensors: name -> header of every stored tensor; None where only the config is known.
         is_mlx: whether the tensors are in MLX layout (the files' metadata says so).
+        ranks: tell what one of so many ranks has (``--parallel tensor``).
 
     Raises:
         CheckpointError: a config that no family knows, or knows but does not support.
     """
     family = arch.family(config)
-    spec = family.spec(config)
+    whole = family.spec(config)
+    shapes = {unprefixed(name, family.PREFIXES): info.shape for name, info in (tensors or {}).items()}
+    plan = tensor_plan(whole, ranks, stored_groups(dict(family.names(whole)), shapes if is_mlx else {}))
+    spec = plan.share(0).spec
     model = Model(spec)
+    plan.connect(model, Ranks(Deal(0, ranks)))
     sizes = {name: array.size for name, array in tree_flatten(model.parameters())}
     unused = at_rest(model, lambda array: array.size)
     mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
-    weights = _weights(model, family)
+    # Quantization groups are another thing that a cut may not go through.
+    quantized = tensor_plan(whole, ranks, lambda module, inputs: 1 if inputs % GROUP else GROUP)
+    weights = {"bfloat16": sum(_plain(model).values())} | _quantized_weights(Model(quantized.share(0).spec), family)
     if tensors is not None:
-        weights = {"stored": _stored(spec, config, family, tensors, is_mlx, model), **weights}
+        weights = {"stored": _stored(whole, config, family, tensors, is_mlx, model), **weights}
     on_disk: Counter = Counter()
     for info in (tensors or {}).values():
         on_disk[info.dtype] += info.nbytes
@@ -110,6 +125,8 @@ def figures(config: dict, tensors: Mapping[str, TensorInfo] | None = None, is_ml
         active_parameters=sum(sizes.values()) - unused - (0 if spec.tied else sizes["embed.weight"]),
         weights=weights,
         on_disk=dict(on_disk),
+        ranks=ranks,
+        whole=plan.left_whole(),
         **_state(model),
     )
 
@@ -145,13 +162,11 @@ def quantized_bits(model: Model, family: ModuleType, bits: int) -> dict[str, int
     return chosen
 
 
-def _weights(model: Model, family: ModuleType) -> dict[str, int]:
-    """Bytes of the weights in bfloat16, and quantized as the family's rules have it."""
-    pinned, arrays = float32_parameters(model), dict(tree_flatten(model.parameters()))
-    plain = {name: array.size * (4 if name in pinned else 2) for name, array in arrays.items()}
-    totals = {"bfloat16": sum(plain.values())}
+def _quantized_weights(model: Model, family: ModuleType) -> dict[str, int]:
+    """Bytes of the weights, quantized as the family's rules have it."""
+    totals, arrays = {}, dict(tree_flatten(model.parameters()))
     for bits in BITS:
-        sizes = dict(plain)
+        sizes = _plain(model)
         for path, width in quantized_bits(model, family, bits).items():
             size = arrays[f"{path}.weight"].size
             sizes[f"{path}.weight"] = size * width // 8 + size // GROUP * 4
@@ -159,14 +174,37 @@ def _weights(model: Model, family: ModuleType) -> dict[str, int]:
     return totals
 
 
+def _plain(model: Model) -> dict[str, int]:
+    """Parameter -> its bytes in bfloat16, or float32 where it stays that."""
+    pinned = float32_parameters(model)
+    return {name: array.size * (4 if name in pinned else 2) for name, array in tree_flatten(model.parameters())}
+
+
 def _stored(spec, config, family, tensors, is_mlx, model) -> int:
     """Bytes of the weights once they are loaded as they are: MLX's formats stay, others are decoded."""
     if is_mlx:
         drops = arch.dropped(family, spec)
-        used = (info for name, info in tensors.items() if drop_reason(unprefixed(name, family.PREFIXES), drops) is None)
-        return sum(info.nbytes for info in used)
+        shares = _shares(spec, family, model)
+        total = 0.0
+        for name, info in tensors.items():
+            plain = unprefixed(name, family.PREFIXES)
+            if drop_reason(plain, drops) is None:
+                module = plain.rpartition(".")[0]  # scales and biases go with their weight
+                total += info.nbytes * shares.get(plain, shares.get(f"{module}.weight", 1.0))
+        return round(total)
     pinned, wide = float32_parameters(model), stored_dtype(config).size
     return sum(array.size * (4 if name in pinned else wide) for name, array in tree_flatten(model.parameters()))
+
+
+def _shares(whole: ModelSpec, family: ModuleType, model: Model) -> dict[str, float]:
+    """Which part of each stored tensor's numbers ``model`` has, by the tensor's name in MLX layout."""
+    names, have, of = dict(family.names(whole)), Counter(), Counter()
+    own = {name: array.size for name, array in tree_flatten(model.parameters())}
+    for name, array in tree_flatten(Model(whole).parameters()):
+        for source in locate(name, names).sources:
+            have[source] += own[name]
+            of[source] += array.size
+    return {source: have[source] / of[source] for source in of}
 
 
 def _state(model: Model) -> dict[str, int]:

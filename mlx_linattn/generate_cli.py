@@ -18,6 +18,33 @@ def add_model_options(parser: argparse.ArgumentParser, required: bool = False) -
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as stored)")
 
 
+def add_parallel_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--parallel",
+        choices=("tensor",),
+        help="share the model with the other processes that mlx.launch starts: tensor deals out every layer",
+    )
+
+
+def join_ranks(args: argparse.Namespace):
+    """The ranks to load the model with, as ``load(..., group=)`` takes them; None where it runs in this process alone.
+
+    To be called before anything is read or printed: on every rank but the first this is all of the program. It loads its
+    part of the model, does what the first rank says, and exits.
+    """
+    if args.parallel is None:
+        return None
+    from .loading import load_model
+    from .parallel import start
+
+    group = start(args.parallel)
+    if group.rank:
+        load_model(
+            args.model or "demo", revision=args.revision, dtype=args.dtype, memory_limit=memory_limit(args), group=group
+        )
+    return group
+
+
 def add_sampling_options(parser: argparse.ArgumentParser, temp: float = 0.0, max_tokens: int = 256) -> None:
     parser.add_argument(
         "--max-tokens",
@@ -107,6 +134,7 @@ def template_options(text: str | None) -> dict:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mlx-linattn generate", description="Answer one prompt.")
     add_model_options(parser)
+    add_parallel_option(parser)
     parser.add_argument("--prompt", "-p", default="-", help="the prompt; '-' reads it from standard input (default)")
     parser.add_argument("--system-prompt", help="system prompt for the chat template")
     parser.add_argument("--ignore-chat-template", action="store_true", help="use the prompt as it is")
@@ -127,6 +155,7 @@ def _truth(text: str) -> bool:
 
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
+    group = join_ranks(args)
     sampler = make_sampler(args)
     options = template_options(args.chat_template_config)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt.replace("\\n", "\n").replace("\\t", "\t")
@@ -137,7 +166,7 @@ def main(argv: list[str]) -> int:
     from .loading import load
 
     limit = memory_limit(args)
-    model, tokenizer = load(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit)
+    model, tokenizer = load(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit, group=group)
     ids = prompt
     if not args.ignore_chat_template and tokenizer.has_chat_template:
         system = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []

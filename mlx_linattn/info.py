@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import CheckpointError
+from .errors import CheckpointError, RequestError
 from .loading import hub_errors, local_folder
 
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .weights.checkpoint import TensorInfo
 
 
-def inspect(path_or_id: str | Path, revision: str | None = None) -> Figures:
+def inspect(path_or_id: str | Path, revision: str | None = None, ranks: int = 1) -> Figures:
     """The figures of a folder, a Hub id or ``demo``; of a Hub id, only the config and the weights' headers are fetched.
+
+    ``ranks``: of the part that one of so many ranks has.
 
     Raises CheckpointError where there is no such model, UnsupportedModelError where no family answers for it.
     """
@@ -29,11 +31,11 @@ def inspect(path_or_id: str | Path, revision: str | None = None) -> Figures:
     folder = local_folder(path_or_id)
     if folder is None:
         config, tensors, is_mlx = _remote(str(path_or_id), revision)
-        return figures(config, tensors, is_mlx)
+        return figures(config, tensors, is_mlx, ranks)
     if not any(folder.glob("*.safetensors")):
-        return figures(read_json(folder / "config.json", "a model folder"))
+        return figures(read_json(folder / "config.json", "a model folder"), ranks=ranks)
     checkpoint = Checkpoint(folder)
-    return figures(checkpoint.config, checkpoint.tensors, checkpoint.is_mlx)
+    return figures(checkpoint.config, checkpoint.tensors, checkpoint.is_mlx, ranks)
 
 
 def _remote(repository: str, revision: str | None) -> tuple[dict, dict[str, TensorInfo], bool]:
@@ -84,7 +86,9 @@ def render(name: str, figures: Figures) -> str:
             f"{_size(size)} {code}" for code, size in sorted(figures.on_disk.items(), key=lambda x: -x[1])
         )
         rows.append(("on disk", stored))
-    lines = [f"{name} ({figures.model_type})", *(f"  {label:<16} {text}" for label, text in rows), ""]
+    of = f", one of {figures.ranks} ranks" if figures.ranks > 1 else ""
+    rows += [("not dealt out", text) for text in figures.whole]
+    lines = [f"{name} ({figures.model_type}){of}", *(f"  {label:<16} {text}" for label, text in rows), ""]
     memory = figures.memory()
     contexts = list(next(iter(memory.values())))
     head = "".join(f"{f'{tokens // 1024}k' if tokens < 2**20 else '1M':>12}" for tokens in contexts)
@@ -111,9 +115,14 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("model", help="folder, Hub id, or demo")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="what each of N processes has with --parallel tensor"
+    )
     parser.add_argument("--json", action="store_true", help="the same figures, in bytes, as JSON")
     args = parser.parse_args(argv)
-    figures = inspect(args.model, args.revision)
+    if args.ranks < 1:
+        raise RequestError(f"--ranks is {args.ranks}, expected 1 or more")
+    figures = inspect(args.model, args.revision, args.ranks)
     if args.json:
         print(json.dumps({"model": args.model, **asdict(figures), "memory": figures.memory()}, indent=2))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from .errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
     from .model import Model
+    from .parallel import Group
 
 DEMO = "demo"
 FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
@@ -102,6 +103,7 @@ def load_model(
     revision: str | None = None,
     dtype: Any = None,
     memory_limit: float | None = None,
+    group: Group | None = None,
 ) -> tuple[Model, dict]:
     """A model without its tokenizer, and its config.
 
@@ -113,11 +115,16 @@ def load_model(
             Norms, decays and routers are float32 in any case.
         memory_limit: bytes; weights that would need more raise MemoryLimitError before they are read. By default the
             device's working set; ``float("inf")`` never refuses.
+        group: the ranks to share the model with, as :func:`mlx_linattn.parallel.start` returns them. The first rank gets
+            a model like any other; on the others this function does what the first rank's model does, and exits with it.
+
+    Raises CheckpointError where the folder or the download is not what a model needs, UnsupportedModelError for a family that
+    is not known, RequestError for a dtype that is none, and MemoryLimitError.
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from . import budget
+    from . import budget, parallel
     from .arch import family
     from .model import Model
     from .weights import load_weights
@@ -127,15 +134,27 @@ def load_model(
         if dtype not in DTYPES:
             raise RequestError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
         dtype = getattr(mx, dtype)
-    checkpoint = Checkpoint(resolve(path_or_id, revision))
-    module = family(checkpoint.config)
-    model = Model(module.spec(checkpoint.config))
-    load_weights(model, checkpoint, module, dtype)
-    if not lazy:
-        weights = [array for _, array in tree_flatten(model.parameters())]
-        budget.require_weights(sum(array.nbytes for array in weights), memory_limit, str(checkpoint.folder))
-        for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
-            mx.eval(array)
+    share = None
+    with nullcontext({}) if group is None else parallel.together(group, dtype=str(dtype)) as facts:
+        checkpoint = Checkpoint(resolve(path_or_id, revision))
+        module = family(checkpoint.config)
+        if group is None:
+            model = Model(module.spec(checkpoint.config))
+        else:
+            facts["weights"] = parallel.digest(checkpoint)
+            model, share = parallel.build(checkpoint, module, group)
+
+        def check(nbytes: int) -> None:
+            budget.require_weights(nbytes, memory_limit, str(checkpoint.folder))
+
+        load_weights(model, checkpoint, module, dtype, share, check)
+        if not lazy and group is None:
+            weights = [array for _, array in tree_flatten(model.parameters())]
+            check(sum(array.nbytes for array in weights))
+            for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
+                mx.eval(array)
+    if group is not None:
+        parallel.run(model, share, group)
     return model, checkpoint.config
 
 
@@ -148,12 +167,14 @@ def load(
     revision: str | None = None,
     dtype: Any = None,
     memory_limit: float | None = None,
+    group: Group | None = None,
 ):
     """A model and its tokenizer, from a folder, a Hub id or ``demo``; with ``return_config`` the config as well.
 
-    Arguments as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer.
+    Arguments and errors as in :func:`load_model`; ``tokenizer_config`` goes to the tokenizer, which raises TokenizerError.
     """
-    folder = resolve(path_or_hf_repo, revision)
-    model, config = load_model(folder, lazy, dtype=dtype, memory_limit=memory_limit)
-    tokenizer = load_tokenizer(folder, config, tokenizer_config)
+    model, config = load_model(
+        path_or_hf_repo, lazy, revision=revision, dtype=dtype, memory_limit=memory_limit, group=group
+    )
+    tokenizer = load_tokenizer(resolve(path_or_hf_repo, revision), config, tokenizer_config)
     return (model, tokenizer, config) if return_config else (model, tokenizer)

@@ -6,32 +6,54 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from .errors import RequestError
-from .layers import Layer, ResidualMix, RMSNorm
+from .layers import ALONE, Layer, ResidualMix, RMSNorm
 from .spec import ModelSpec
 from .state import KVOptions, ModelState
 
 
 class Model(nn.Module):
+    """An MLX module that reads token ids and gives logits; made from a :class:`ModelSpec`, with random weights."""
+
+    ranks = ALONE  # to which embedding and head are dealt out, where spec.vocab_parts says so
+
     def __init__(self, spec: ModelSpec):
         super().__init__()
         self.spec = spec
-        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        rows = spec.vocab_size // spec.vocab_parts
+        self.embed = nn.Embedding(rows, spec.hidden_size)
         self.layers = [Layer(layer, spec.hidden_size, spec.norm_eps) for layer in spec.layers]
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         if spec.mixed_residual:
             self.output_mix = ResidualMix(spec.hidden_size, spec.norm_eps)
         if not spec.tied:
-            self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+            self.head = nn.Linear(spec.hidden_size, rows, bias=False)
 
     @property
     def model_type(self) -> str:
+        """As in config.json."""
         return self.spec.model_type
 
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
         """A fresh state: what this model remembers of zero tokens; ``options`` say how attention layers keep theirs."""
         return ModelState((layer.mixer.make_state() for layer in self.layers), options)
+
+    def rehearse(self, state: ModelState) -> ModelState:
+        """What ``state`` would be after one more token, for its shapes: it is not evaluated, and nothing else changes."""
+        twin = state.fork()
+        self.hidden_states(mx.array([[0]]), twin)
+        return twin
+
+    def sampled(self, count: int) -> list[tuple[str, mx.Dtype, tuple[int, ...], mx.array]]:
+        """Of every weight its name, dtype and shape, and ``count`` of its numbers, evenly spread (float32 or int64)."""
+        found = []
+        for name, array in sorted(tree_flatten(self.parameters())):
+            sample = array.reshape(-1)[:: max(1, array.size // count)][:count]
+            wide = mx.float32 if mx.issubdtype(array.dtype, mx.floating) else mx.int64
+            found.append((name, array.dtype, array.shape, sample.astype(wide)))
+        return found
 
     def __call__(
         self,
@@ -63,9 +85,11 @@ class Model(nn.Module):
 
     def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
         """The last hidden states [B, T, H], after the final norm, of ``ids`` [B, T]."""
+        if 0 in ids.shape:
+            raise RequestError(f"ids have shape {list(ids.shape)}: give at least one row of at least one token")
         state = self.make_cache() if cache is None else cache
         span = state.span(*ids.shape, lengths)
-        x = self.embed(ids)
+        x = self._embedded(ids)
         if self.spec.embedding_scale != 1.0:
             x = x * self.spec.embedding_scale
         dtype = x.dtype
@@ -80,8 +104,18 @@ class Model(nn.Module):
             x = self.output_mix(*x)
         return self.norm(x).astype(dtype)
 
+    def _embedded(self, ids):
+        if self.spec.vocab_parts == 1:
+            return self.embed(ids)
+        first, end = self.ranks.deal.range(self.spec.vocab_size)
+        here = (ids >= first) & (ids < end)
+        rows = self.embed(mx.where(here, ids - first, 0))
+        return self.ranks.sum(mx.where(here[..., None], rows, 0))
+
     def logits(self, hidden):
         """Logits [..., V] of hidden states [..., H]. Ask for the rows you need: a whole prompt's logits are large."""
         logits = self.embed.as_linear(hidden) if self.spec.tied else self.head(hidden)
+        if self.spec.vocab_parts > 1:
+            logits = self.ranks.gather(logits)
         cap = self.spec.logit_softcap
         return logits if cap is None else cap * mx.tanh(logits / cap)

@@ -48,6 +48,7 @@ class LightningSpec:
     scale: float
     norm_eps: float
     norm_groups: int = 1
+    norm_shared: bool = False  # the one group goes on in other ranks' heads
     silu: bool = False  # on q, k and v
     qk_norm_eps: float | None = None  # per-head norms of q and k with this eps; None: no such norms
     rope: RopeSpec | None = None
@@ -216,6 +217,7 @@ class MoeSpec:
     soft_limits: tuple[float, float] | None = None  # the experts' and the shared MLP's
     latent_size: int | None = None
     latent_norm_eps: float | None = None
+    latent_parts: int = 1  # the projection back reads one of so many parts of the latent
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None  # c tanh(logits / c)
     residual_float32: bool = False  # the residual stream is float32 whatever the weights' dtype
+    vocab_parts: int = 1  # embedding and head hold one of so many equal parts of the vocabulary's rows
 
     @property
     def mixed_residual(self) -> bool:

@@ -131,6 +131,9 @@ def test_an_empty_prompt_is_refused(demo):
     model, tokenizer = demo
     with pytest.raises(RequestError, match="empty"):
         la.generate(model, tokenizer, "")
+    for shape in ((1, 0), (0, 3)):
+        with pytest.raises(RequestError, match="at least one token"):
+            model(mx.zeros(shape, mx.int32))
 
 
 class TestThinkingSwitch:

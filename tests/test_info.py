@@ -188,3 +188,21 @@ def test_the_command_prints_people_s_numbers_and_json(tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["state_bytes"] == figures(kimi()).state_bytes
     assert data["memory"]["4-bit"]["8192"] == figures(kimi()).memory()["4-bit"][8192]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["Qwen3-Next-80B-A3B", "Kimi-K3", "MiniMax-Text-01", "Jamba-v0.1"])
+def test_a_rank_has_its_part_of_a_published_model(name, ranks):
+    config = PUBLISHED[name][0]
+    one, whole = figures(config, ranks=ranks), figures(config)
+    for format, size in one.weights.items():
+        assert whole.weights[format] / ranks <= size < 1.02 * whole.weights[format] / ranks
+    assert whole.state_bytes / ranks <= one.state_bytes < 1.02 * whole.state_bytes / ranks
+    assert one.whole == ()
+
+
+def test_what_is_not_dealt_out_is_said(capsys):
+    assert info.main(["demo", "--ranks", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "one of 3 ranks" in told
+    assert "not dealt out    mixer of 6 layers: 4 value heads do not divide among 3 ranks" in told

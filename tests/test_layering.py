@@ -17,14 +17,16 @@ MAY_IMPORT = {
     "errors": set(),
     "metal": set(),
     "spec": {"errors"},
+    "cuts": set(),
     "layout": {"errors"},
     "arch": {"spec", "layout", "errors"},
     "ops": {"metal", "errors"},
     "state": {"ops", "errors"},
-    "layers": {"ops", "spec", "state", "errors"},
+    "layers": {"ops", "spec", "cuts", "state", "errors"},
     "model": {"layers", "spec", "state", "errors"},
     "chat": {PUBLIC, "errors", "generate_cli"},
-    "weights": {"arch", "layout", "model", "spec", "errors"},
+    "weights": {"arch", "layout", "cuts", "model", "spec", "errors"},
+    "parallel": {PUBLIC, "layers", "layout", "cuts", "model", "spec", "state", "weights", "errors"},
     "session": {"generation", "budget", "model", "state", "errors"},
     "bench": {
         PUBLIC,
@@ -43,9 +45,11 @@ MAY_IMPORT = {
         "state",
         "weights",
     },
-    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "budget", "errors"},
+    "engine": {"session", "generation", "sampling", "loading", "budget", "model", "state", "errors"},
+    "server": {PUBLIC, "engine", "generate_cli", "errors"},
+    "convert": {PUBLIC, "arch", "layout", "weights", "loading", "model", "layers", "state", "spec", "budget", "errors"},
 }
-PURE = {"errors", "spec", "layout", "arch"}  # data and rules: they run without MLX
+PURE = {"errors", "spec", "cuts", "layout", "arch"}  # data and rules: they run without MLX
 HEAVY = {"mlx_lm", "transformers"}  # imported in interop alone
 
 

@@ -28,17 +28,20 @@ def test_python_examples_run(code, tmp_path):
     if "Pepper" in code:
         assert "Your dog's name is Pepper." in done.stdout
     if "4821" in code:
-        assert done.stdout.startswith("The code is 4821")
+        assert "The code is 4821" in done.stdout
 
 
-def test_the_convert_example_runs(tmp_path):
-    (code,) = blocks("test: convert", "sh")
+@pytest.mark.parametrize(
+    ("mark", "says"), [("convert", "Your dog's name is Pepper.\n"), ("register", "--trust-remote-code")]
+)
+def test_shell_examples_run(mark, says, tmp_path):
+    (code,) = blocks(f"test: {mark}", "sh")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["sh", "-ec", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PATH": path}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("Your dog's name is Pepper.\n")
+    assert says in done.stdout
 
 
 def test_the_two_commands_are_there():

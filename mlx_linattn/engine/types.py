@@ -11,14 +11,16 @@ from typing import Any
 class Request:
     """One answer to be made. Either ``messages``, for the model's chat template, or ``prompt``, as it is.
 
-    messages: ``{"role": ..., "content": ...}`` dicts.  tools: functions as OpenAI's API describes them.
+    messages: ``{"role": ..., "content": ...}`` dicts.  tools: functions as OpenAI's API describes them; calls are
+        recognized where mlx_lm has a parser for the model's format.
     template: further arguments for the chat template, such as ``{"enable_thinking": True}``.
     prompt: text, or token ids.
-    max_tokens: -1 is no limit.  stop: strings that end the answer; they are not part of it.
+    max_tokens: -1 is no limit.  stop: strings that end the answer's text (not its reasoning); they are not part of it.
     temp, top_p, min_p, top_k, logit_bias, repetition_penalty, presence_penalty, frequency_penalty: as in mlx_lm.
     seed: the same seed gives the same answer, whatever else the engine does meanwhile.
     logprobs: for each token, the log-probabilities of the so many likeliest; 0: of the token alone; None: of none.
-    sampler, logits_processors: as in mlx_lm, instead of, and after, those that the numbers above ask for.
+    sampler, logits_processors: as in mlx_lm, instead of, and after, those that the numbers above ask for. They are called in the
+        engine's thread: arrays that they bring along must be evaluated. What they raise ends this answer alone.
     """
 
     messages: list[dict] | None = None
@@ -113,3 +115,27 @@ class Done:
 
 
 Event = Progress | Text | Reasoning | ToolCall | Done
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All of an answer. ``logprobs`` are those of its text, where they were asked for."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    done: Done
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to be appended to the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message

@@ -36,8 +36,8 @@ def load_prompt_cache(path: str | Path, model: Model) -> ModelState:
     if len(lengths) != 1 or not min(lengths):
         raise SessionFileError(f"{path}: does not say how many tokens it holds: no attention layer tells")
     length = lengths.pop()
-    probe = state.fork()
-    model.hidden_states(mx.array([[0]]), probe)  # lazy: only the shapes are looked at
+    probe = model.rehearse(state)
+    layers = []
     for i, (cache, layer, expected) in enumerate(zip(caches, state, probe)):
         kind = type(cache).__name__
         if kind != SAME.get(type(model.spec.layers[i].mixer)):
@@ -49,8 +49,8 @@ def load_prompt_cache(path: str | Path, model: Model) -> ModelState:
             raise SessionFileError(
                 f"{path}: layer {i} holds {shapes[0]}, the model expects {shapes[1]}: it is another model's"
             )
-        layer.load([array.astype(like.dtype) for array, like in zip(arrays, expected.state)], length)
-    state.counts = (length,)
+        layers.append([array.astype(like.dtype) for array, like in zip(arrays, expected.state)])
+    state.load(layers, length)
     mx.eval(state.arrays)
     return state
 

@@ -28,6 +28,7 @@ from .mla import LatentAttention
 from .mlp import Mlp
 from .moe import Moe
 from .norm import RMSNorm
+from .part import ALONE, Part, Ranks
 from .residual import ResidualMix
 from .rg_lru import RgLru
 
@@ -65,10 +66,15 @@ class Layer(nn.Module):
         With mixed residuals, x is (blocks, sum): see ResidualSpec.
         """
         dtype = dtype or x.dtype
-        x = self._join("mixer", x, lambda y: self.mixer(y.astype(dtype), state, span), self.spec.mixer_residual)
-        if self.spec.mlp is None:
+        mixer, mlp = self.mixer, None if self.spec.mlp is None else self.mlp
+
+        def mix(y):
+            return mixer.ranks.sum(mixer(y.astype(dtype), state, span))
+
+        x = self._join("mixer", x, mix, self.spec.mixer_residual)
+        if mlp is None:
             return x
-        return self._join("mlp", x, lambda y: self.mlp(y.astype(dtype)), self.spec.mlp_residual)
+        return self._join("mlp", x, lambda y: mlp.ranks.sum(mlp(y.astype(dtype))), self.spec.mlp_residual)
 
     def _join(self, name: str, x, f, residual: ResidualSpec):
         norm = self[f"{name}_norm"]
@@ -84,4 +90,4 @@ class Layer(nn.Module):
         return residual.alpha * carried + residual.beta * f(carried)
 
 
-__all__ = ["BUILDS", "Layer", "RMSNorm", "ResidualMix"]
+__all__ = ["ALONE", "BUILDS", "Layer", "Part", "RMSNorm", "Ranks", "ResidualMix"]

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, heads, rows
 from ..spec import AttentionSpec
 from ..state import KVState, WindowState
 from .attend import attend
 from .norm import RMSNorm
+from .part import Part
 from .rope import rotate
 
 
-class Attention(nn.Module):
+class Attention(Part):
     """Grouped-query softmax attention, optionally with per-head norms of q and k and a sigmoid output gate."""
 
     def __init__(self, spec: AttentionSpec, hidden_size: int):
@@ -29,6 +33,22 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(queries, spec.norm_eps)
             self.k_norm = RMSNorm(spec.kv_heads * spec.head_dim, spec.norm_eps)
 
+    @staticmethod
+    def share(spec: AttentionSpec, deal):
+        return replace(spec, heads=deal.even(spec.heads, "heads"), kv_heads=deal.spread(spec.kv_heads, "key heads"))
+
+    @staticmethod
+    def cuts(spec: AttentionSpec):
+        q, kv = Block(spec.heads, spec.head_dim), Block(spec.kv_heads, spec.head_dim)
+        found = {"q_proj": rows(q), "k_proj": rows(kv), "v_proj": rows(kv), "o_proj": columns(q)}
+        if spec.output_gate:
+            found["q_proj"] = rows(Block(spec.heads, 2 * spec.head_dim))
+        return found | ({"q_norm": columns(q), "k_norm": columns(kv)} if spec.qk_norm_full else {})
+
+    @staticmethod
+    def state_cuts(spec: AttentionSpec):
+        return (heads(Block(spec.kv_heads)),)  # keys, values
+
     def make_state(self) -> KVState | WindowState:
         return KVState() if self.spec.window is None else WindowState(self.spec.window)
 
@@ -37,7 +57,8 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         q, k = self.q_proj(x), self.k_proj(x)
         if spec.qk_norm_full:
-            q, k = self.q_norm(q), self.k_norm(k)
+            of_q, of_k = self.ranks.mean_square(q, k)
+            q, k = self.q_norm(q, of_q), self.k_norm(k, of_k)
         q = q.reshape(B, T, spec.heads, -1)
         if spec.output_gate:  # each head's rows are [query | gate]
             q, gate = mx.split(q, 2, axis=-1)

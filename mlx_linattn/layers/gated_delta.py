@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, heads, rows
 from ..spec import GatedDeltaSpec
 from ..state import RecurrentState
+from .part import Part
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(Part):
     """Gated DeltaNet (Yang et al. 2024); without decay, DeltaNet. Its state is one convolution window and one matrix per value head."""
 
     float32 = ("A_log", "dt_bias", "norm_weight")
@@ -33,6 +37,26 @@ class GatedDelta(nn.Module):
         self.conv_weight = mx.zeros((spec.conv_channels, spec.conv_width))
         self.norm_weight = mx.ones((spec.value_dim,))
         self.out_proj = nn.Linear(values, hidden_size, bias=False)
+
+    @staticmethod
+    def share(spec: GatedDeltaSpec, deal):
+        value_heads, key_heads = deal.even(spec.value_heads, "value heads"), deal.spread(spec.key_heads, "key heads")
+        return replace(spec, value_heads=value_heads, key_heads=key_heads)
+
+    @staticmethod
+    def cuts(spec: GatedDeltaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        each = Block(spec.value_heads)
+        return {
+            "in_proj_qkv": rows(k, k, v), "q_proj": rows(k), "k_proj": rows(k), "v_proj": rows(v), "in_proj_z": rows(v),
+            "in_proj_b": rows(each), "in_proj_a": rows(each), "A_log": columns(each), "dt_bias": columns(each),
+            "conv_weight": rows(k, k, v), "out_proj": columns(v),
+        }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: GatedDeltaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        return columns(k, k, v), heads(Block(spec.value_heads))  # window, matrix
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, matrix

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, heads, rows
 from ..spec import KdaSpec
 from ..state import RecurrentState
+from .part import Part
 
 
 class LowRank(nn.Module):
@@ -20,7 +24,7 @@ class LowRank(nn.Module):
         return self.up(self.down(x))
 
 
-class KimiDelta(nn.Module):
+class KimiDelta(Part):
     """Kimi Delta Attention (Kimi Team 2025). Its state is one convolution window and one matrix per value head."""
 
     float32 = ("A_log", "dt_bias", "norm_weight")
@@ -41,6 +45,27 @@ class KimiDelta(nn.Module):
         self.dt_bias = mx.zeros((decays,))
         self.norm_weight = mx.ones((spec.value_dim,))
         self.o_proj = nn.Linear(values, hidden_size, bias=False)
+
+    @staticmethod
+    def share(spec: KdaSpec, deal):
+        value_heads, key_heads = deal.even(spec.value_heads, "value heads"), deal.spread(spec.key_heads, "key heads")
+        return replace(spec, value_heads=value_heads, key_heads=key_heads)
+
+    @staticmethod
+    def cuts(spec: KdaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        each, decays = Block(spec.value_heads), Block(spec.value_heads, spec.key_dim)
+        return {
+            "q_proj": rows(k), "k_proj": rows(k), "v_proj": rows(v), "b_proj": rows(each), "conv_weight": rows(k, k, v),
+            "f_proj" if spec.decay_rank is None else "f_proj.up": rows(decays),
+            "g_proj" if spec.gate_rank is None else "g_proj.up": rows(v),
+            "A_log": columns(each), "dt_bias": columns(decays), "o_proj": columns(v),
+        }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: KdaSpec):
+        k, v = Block(spec.key_heads, spec.key_dim), Block(spec.value_heads, spec.value_dim)
+        return columns(k, k, v), heads(Block(spec.value_heads))  # window, matrix
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, matrix

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, heads, rows
 from ..errors import RequestError
 from ..spec import KeyDecay, LinearAttentionSpec, LowRankDecay
 from ..state import RecurrentState
+from .part import Part
 from .rope import rotate
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Part):
     """Linear attention without a delta rule: RetNet, GLA, HGRN2, and kernel linear attention with or without normaliser.
 
     Its state is one float32 matrix per head, with the normaliser as one more row where the spec asks for it, and the
@@ -47,6 +51,28 @@ class LinearAttention(nn.Module):
             self.g_proj = nn.Linear(hidden_size, spec.heads * spec.value_dim, bias=False)
         self.norm_weight = mx.ones((spec.value_dim * (spec.heads if spec.norm_whole else 1),))
         self.o_proj = nn.Linear(spec.heads * spec.value_dim, hidden_size, bias=False)
+
+    @staticmethod
+    def share(spec: LinearAttentionSpec, deal):
+        first, end = deal.range(spec.heads)
+        decay = spec.decay[first:end] if isinstance(spec.decay, tuple) else spec.decay
+        count, kv_heads = deal.even(spec.heads, "heads"), deal.spread(spec.kv_heads, "key heads")
+        return replace(spec, heads=count, kv_heads=kv_heads, decay=decay)
+
+    @staticmethod
+    def cuts(spec: LinearAttentionSpec):
+        k, v = Block(spec.kv_heads, spec.key_dim), Block(spec.kv_heads, spec.value_dim)
+        q, o = Block(spec.heads, spec.key_dim), Block(spec.heads, spec.value_dim)
+        return {
+            "q_proj": rows(q), "k_proj": rows(k), "v_proj": rows(v), "f_proj": rows(k), "decay_bound": columns(k),
+            "decay_up": rows(k), "g_proj": rows(o), "o_proj": columns(o),
+            **({"norm_weight": columns(o)} if spec.norm_whole else {}),
+        }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: LinearAttentionSpec):
+        each = Block(spec.heads)
+        return heads(each), rows(each)  # matrix, peaks [B, H, Dk]
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2 if self.spec.feature_map == "exp" else 1)
@@ -109,13 +135,15 @@ class LinearAttention(nn.Module):
     def _normed(self, o, x):
         spec = self.spec
         B, T = o.shape[:2]
+        mean_square = None
         if spec.norm_whole:
             o = o.reshape(B, T, -1)
+            (mean_square,) = self.ranks.mean_square(o)
         if spec.output_gate:
             gate = self.g_proj(x).reshape(o.shape)
-            o = ops.norm_then_gate(o, self.norm_weight, gate, spec.norm_eps, spec.output_gate)
+            o = ops.norm_then_gate(o, self.norm_weight, gate, spec.norm_eps, spec.output_gate, mean_square=mean_square)
         else:
-            o = ops.rms_norm(o, self.norm_weight, spec.norm_eps)
+            o = ops.rms_norm(o, self.norm_weight, spec.norm_eps, mean_square)
         return o.reshape(B, T, -1)
 
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, rows
 from ..spec import MambaSpec
 from ..state import RecurrentState
+from .part import Part
 
 
-class Mamba(nn.Module):
+class Mamba(Part):
     """Mamba-1 (Gu and Dao 2023). Its state is one convolution window and ``state_size`` float32 numbers per inner channel.
 
     [x | z] = in_proj u;  x = silu(conv(x));  [dt | B | C] = x_proj x, each normed where the spec says so
@@ -33,9 +37,26 @@ class Mamba(nn.Module):
             self.dt_norm, self.B_norm, self.C_norm = (mx.ones((size,)) for size in self._sizes)
         self.out_proj = nn.Linear(spec.inner, hidden_size, bias=spec.bias)
 
+    @staticmethod
+    def share(spec: MambaSpec, deal):
+        return replace(spec, inner=deal.even(spec.inner, "inner channels"))
+
+    @staticmethod
+    def cuts(spec: MambaSpec):
+        each = Block(spec.inner)
+        return {
+            "in_proj": rows(each, each), "conv_weight": rows(each), "conv_bias": columns(each), "x_proj": columns(each),
+            "dt_proj": rows(each), "dt_bias": columns(each), "A_log": rows(each), "D": columns(each),
+            "out_proj": columns(each),
+        }  # fmt: skip
+
     @property
     def _sizes(self) -> tuple[int, int, int]:
         return self.spec.step_rank, self.spec.state_size, self.spec.state_size
+
+    @staticmethod
+    def state_cuts(spec: MambaSpec):
+        return columns(Block(spec.inner)), rows(Block(spec.inner))  # window, h [B, inner, N]
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, h
@@ -47,7 +68,8 @@ class Mamba(nn.Module):
         x, window = ops.short_conv(
             x, self.conv_weight, self.conv_bias if spec.conv_bias else None, window, lengths=span.lengths
         )
-        dt, B, C = self._normed(mx.split(self.x_proj(x), [spec.step_rank, spec.step_rank + spec.state_size], axis=-1))
+        steps = self.ranks.sum(self.x_proj(x))  # every channel takes part in everyone's dt, B and C
+        dt, B, C = self._normed(mx.split(steps, [spec.step_rank, spec.step_rank + spec.state_size], axis=-1))
         delta = mx.logaddexp(self.dt_proj(dt).astype(mx.float32) + self.dt_bias, 0.0)
         y, h = ops.selective_scan(x, delta, -mx.exp(self.A_log), B, C, self.D, h, span.lengths)
         state.arrays = [window, h]

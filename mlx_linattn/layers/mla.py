@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..cuts import Block, columns, heads, rows
 from ..spec import MlaSpec
 from ..state import KVState
 from .attend import attend
 from .norm import RMSNorm
+from .part import Part
 from .rope import rotate
 
 
@@ -41,7 +45,7 @@ class QuantizedHeadLinear(nn.Module):
         )  # fmt: skip
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Part):
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2") in absorbed form.
 
     With a latent c of each token, head h has keys W_k[h] c and values W_v[h] c. Since q . (W_k c) = (W_k^T q) . c and
@@ -67,6 +71,27 @@ class LatentAttention(nn.Module):
         if spec.output_gate is not None:
             self.g_proj = nn.Linear(hidden_size, values if spec.output_gate == "feature" else spec.heads, bias=False)
         self.o_proj = nn.Linear(values, hidden_size, bias=False)
+
+    @staticmethod
+    def share(spec: MlaSpec, deal):
+        return replace(spec, heads=deal.even(spec.heads, "heads"))
+
+    @staticmethod
+    def cuts(spec: MlaSpec):
+        """The latents, which all heads read, every rank makes and keeps whole."""
+        q, v, each = (
+            Block(spec.heads, spec.nope_dim + spec.rope_dim),
+            Block(spec.heads, spec.value_dim),
+            Block(spec.heads),
+        )
+        return {
+            "q_proj": rows(q), "q_b_proj": rows(q), "embed_q": heads(each), "unembed_out": heads(each),
+            "g_proj": rows(v if spec.output_gate == "feature" else each), "o_proj": columns(v),
+        }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: MlaSpec):
+        return (None,)  # latents
 
     def make_state(self) -> KVState:
         return KVState()

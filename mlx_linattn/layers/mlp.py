@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, rows
 from ..spec import MlpSpec
+from .part import Part
 
 
 def limited_swiglu(gate, up, limit: float | None, soft_limits: tuple[float, float] | None = None):
@@ -18,13 +22,22 @@ def limited_swiglu(gate, up, limit: float | None, soft_limits: tuple[float, floa
     return mx.minimum(ops.silu(gate), limit) * mx.clip(up, -limit, limit)
 
 
-class Mlp(nn.Module):
+class Mlp(Part):
     def __init__(self, spec: MlpSpec, hidden_size: int):
         super().__init__()
         self.spec = spec
         self.gate_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
         self.up_proj = nn.Linear(hidden_size, spec.size, bias=spec.bias)
         self.down_proj = nn.Linear(spec.size, hidden_size, bias=spec.bias)
+
+    @staticmethod
+    def share(spec: MlpSpec, deal):
+        return replace(spec, size=deal.even(spec.size, "features"))
+
+    @staticmethod
+    def cuts(spec: MlpSpec):
+        each = Block(spec.size)
+        return {"gate_proj": rows(each), "up_proj": rows(each), "down_proj": columns(each)}
 
     def __call__(self, x):
         gate, up = self.gate_proj(x), self.up_proj(x)

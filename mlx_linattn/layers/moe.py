@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..cuts import Block, columns, nested
 from ..spec import MlpSpec, MoeSpec
 from .mlp import Mlp, limited_swiglu
 from .norm import RMSNorm
+from .part import Part
 
 
 class ExpertLinear(nn.Module):
@@ -100,7 +104,11 @@ class QuantizedRouter(nn.QuantizedLinear):
         return super().__call__(x.astype(mx.float32))
 
 
-class Moe(nn.Module):
+def _shared(spec: MoeSpec) -> MlpSpec:
+    return MlpSpec(spec.shared_size, limit=spec.shared_limit, soft_limits=spec.soft_limits)
+
+
+class Moe(Part):
     def __init__(self, spec: MoeSpec, hidden_size: int):
         super().__init__()
         self.spec = spec
@@ -108,28 +116,49 @@ class Moe(nn.Module):
         self.switch_mlp = Experts(spec, spec.latent_size or hidden_size)
         if spec.latent_size is not None:
             self.latent_down = nn.Linear(hidden_size, spec.latent_size, bias=False)
-            self.latent_up = nn.Linear(spec.latent_size, hidden_size, bias=False)
+            self.latent_up = nn.Linear(spec.latent_size // spec.latent_parts, hidden_size, bias=False)
         if spec.latent_norm_eps is not None:
             self.latent_norm = RMSNorm(spec.latent_size, spec.latent_norm_eps)
         if spec.correction_bias:
             self.correction_bias = mx.zeros((spec.experts,))
         if spec.shared_size:
-            shared = MlpSpec(spec.shared_size, limit=spec.shared_limit, soft_limits=spec.soft_limits)
-            self.shared_expert = Mlp(shared, hidden_size)
+            self.shared_expert = Mlp(_shared(spec), hidden_size)
         if spec.shared_gate:
             self.shared_expert_gate = Router(hidden_size, 1)
 
     float32 = ("correction_bias",)
+
+    @staticmethod
+    def share(spec: MoeSpec, deal):
+        parts = 1
+        if spec.latent_size is not None:
+            parts = spec.latent_size // deal.even(spec.latent_size, "latent features")
+        size, shared_size = (
+            deal.even(spec.size, "features of an expert"),
+            deal.even(spec.shared_size, "shared features"),
+        )
+        return replace(spec, size=size, shared_size=shared_size, latent_parts=parts)
+
+    @staticmethod
+    def cuts(spec: MoeSpec):
+        """A part of every expert: whichever are chosen, all ranks have the same work."""
+        cuts = nested("switch_mlp", Mlp.cuts(spec))
+        if spec.shared_size:
+            cuts |= nested("shared_expert", Mlp.cuts(_shared(spec)))
+        if spec.latent_size is not None:
+            cuts["latent_up"] = columns(Block(spec.latent_size))
+        return cuts
 
     def __call__(self, x):
         shape, x = x.shape, x.reshape(-1, x.shape[-1])
         chosen, weights = self.route(x)
         latent = x if self.spec.latent_size is None else self.latent_down(x)
         y = (self.switch_mlp(latent, chosen) * weights[..., None].astype(x.dtype)).sum(1)
-        if self.spec.latent_norm_eps is not None:
-            y = self.latent_norm(y)
         if self.spec.latent_size is not None:
-            y = self.latent_up(y)
+            y = self.ranks.sum(y)
+            if self.spec.latent_norm_eps is not None:
+                y = self.latent_norm(y)
+            y = self.latent_up(self.ranks.own(y))
         if self.spec.shared_size:
             shared = self.shared_expert(x)
             if self.spec.shared_gate:

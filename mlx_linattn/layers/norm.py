@@ -16,5 +16,5 @@ class RMSNorm(nn.Module):
         self.weight = mx.ones((size,))
         self.eps = eps
 
-    def __call__(self, x):
-        return ops.rms_norm(x, self.weight, self.eps)
+    def __call__(self, x, mean_square=None):
+        return ops.rms_norm(x, self.weight, self.eps, mean_square)

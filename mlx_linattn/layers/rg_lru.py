@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from .. import ops
+from ..cuts import Block, columns, heads, rows
 from ..spec import RgLruSpec
 from ..state import RecurrentState
+from .part import Part
 
 
-class RgLru(nn.Module):
+class RgLru(Part):
     """Griffin's recurrent block (De et al. 2024). Its state is one convolution window and one float32 number per channel.
 
     x = conv(linear_x u);  i = sigmoid(x W_i + b_i);  r = sigmoid(x W_r + b_r), block-diagonal
@@ -38,6 +42,25 @@ class RgLru(nn.Module):
         self.recurrent_gate_weight = mx.zeros((spec.heads, block, block))
         self.recurrent_gate_bias = mx.zeros((spec.heads, block))
         self.recurrent_param = mx.zeros((spec.width,))  # Lambda
+
+    @staticmethod
+    def share(spec: RgLruSpec, deal):
+        count = deal.even(spec.heads, "heads")
+        return replace(spec, heads=count, width=spec.width // spec.heads * count)
+
+    @staticmethod
+    def cuts(spec: RgLruSpec):
+        each, blocks = Block(spec.heads, spec.width // spec.heads), Block(spec.heads)
+        return {
+            "linear_x": rows(each), "linear_y": rows(each), "linear_out": columns(each),
+            "conv_weight": rows(each), "conv_bias": columns(each), "recurrent_param": columns(each),
+            "input_gate_weight": heads(blocks), "recurrent_gate_weight": heads(blocks),
+            "input_gate_bias": rows(blocks), "recurrent_gate_bias": rows(blocks),
+        }  # fmt: skip
+
+    @staticmethod
+    def state_cuts(spec: RgLruSpec):
+        return (columns(Block(spec.heads, spec.width // spec.heads)),)  # window, h
 
     def make_state(self) -> RecurrentState:
         return RecurrentState(2)  # window, h

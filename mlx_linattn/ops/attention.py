@@ -18,7 +18,16 @@ MASKED = -1e30  # finite, so that a tile without any visible key leaves no NaN b
 
 
 def attention(
-    q, k, v, *, scale: float, starts: tuple[int, ...], positions=None, window: int | None = None, sinks: int = 0
+    q,
+    k,
+    v,
+    *,
+    scale: float,
+    starts: tuple[int, ...],
+    positions=None,
+    window: int | None = None,
+    sinks: int = 0,
+    mask=None,
 ):
     """softmax(scale q k^T) v, where query i of row r stands at position starts[r] + i and sees no key after it.
 
@@ -27,6 +36,7 @@ def attention(
         starts: one integer a row.
         positions: [B, S] integers, where each key stands, -1 for an empty column; None where key j stands at j,
             and then S >= max(starts) + T.
+        mask: [B, 1, T, S] booleans, what all this comes to, where k and v are arrays and the caller has made it once for many calls.
         window: how many positions a query sees at most, its own included, besides the first ``sinks``; None for all.
 
     Returns:
@@ -34,9 +44,11 @@ def attention(
     """
     T, S = q.shape[2], k.shape[2]
     if forced_backend() == "reference":
-        mask = _visible(starts, T, 0, S, positions, window, sinks)
-        o = reference.attention(*(_tile(x, 0, x.shape[2]).astype(mx.float32) for x in (q, k, v)), scale, mask)
+        visible = _visible(starts, T, 0, S, positions, window, sinks)
+        o = reference.attention(*(_tile(x, 0, x.shape[2]).astype(mx.float32) for x in (q, k, v)), scale, visible)
         return o.astype(v.dtype)
+    if mask is not None:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     whole = isinstance(k, mx.array) and positions is None and window is None
     fused = T == 1 or S <= TILE or (q.shape[-1] == v.shape[-1] and q.shape[-1] in FUSED and _on_gpu())
     if whole and fused and len(set(starts)) == 1 and starts[0] + T == S:

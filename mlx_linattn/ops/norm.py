@@ -8,21 +8,31 @@ from . import dispatch, mixer_kernels
 from .gates import sigmoid_gate, swiglu
 
 
-def rms_norm(x, weight, eps: float):
-    """x / rms(x) * weight over the last axis, in float32, returned in x's dtype."""
+def rms_norm(x, weight, eps: float, mean_square=None):
+    """x / rms(x) * weight over the last axis, in float32, returned in x's dtype.
+
+    ``mean_square`` [..., 1]: that of x and of what belongs to it elsewhere, where x is a part of what is normed.
+    """
+    if mean_square is not None:
+        return (x.astype(mx.float32) * mx.rsqrt(mean_square + eps) * weight).astype(x.dtype)
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
-def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1):
+def norm_then_gate(x, weight, gate, eps: float, activation: str, groups: int = 1, mean_square=None):
     """rms_norm(x) * weight * activation(gate): delta-rule and retention layers. Shapes [..., D], weight [D].
 
-    With ``groups``, each of that many equal parts of D has a root mean square of its own.
+    With ``groups``, each of that many equal parts of D has a root mean square of its own. ``mean_square`` as in :func:`rms_norm`.
     """
     D = x.shape[-1] // groups
-    if dispatch.choose(dispatch.Call("norm_then_gate", 1, x.size // D, D, dtype=x.dtype)).path == "rows":
+    if (
+        mean_square is None
+        and dispatch.choose(dispatch.Call("norm_then_gate", 1, x.size // D, D, dtype=x.dtype)).path == "rows"
+    ):
         return mixer_kernels.gated_norm(x, weight, gate, eps, parts=groups, sigmoid=activation == "sigmoid")
     x32 = x.astype(mx.float32)
-    if groups == 1:
+    if mean_square is not None:
+        normed = rms_norm(x32, weight, eps, mean_square)
+    elif groups == 1:
         normed = mx.fast.rms_norm(x32, weight, eps)
     else:
         normed = mx.fast.rms_norm(mx.unflatten(x32, -1, (groups, -1)), None, eps).reshape(x.shape) * weight

@@ -9,7 +9,7 @@ from ..generation import GenerationResponse
 from .timeline import shared_prefix
 
 LONGEST_TAIL = 64  # tokens of an answer's own beginning
-BOUNDARIES = 8  # of the newest messages whose ends are looked for; each costs one rendering
+BOUNDARIES = 8  # newest messages whose ends are looked for; each costs one rendering
 
 
 class Dialogue:
@@ -29,12 +29,12 @@ class Dialogue:
         except Exception as error:  # jinja2 raises what the template asks for
             raise RequestError(f"the chat template refuses this conversation: {error}") from error
 
-    def ends(self, messages: list[dict], prompt: list[int]) -> list[int]:
-        """Where in ``prompt`` messages end: the system prompt, the newest ones, and the last, before the answer's own
+    def ends(self, messages: list[dict], prompt: list[int], newest: int = BOUNDARIES) -> list[int]:
+        """Where in ``prompt`` messages end: the system prompt, the ``newest`` ones, and the last, before the answer's own
         beginning (role marker, thinking), which the next prompt may render differently."""
         first = 1 if messages and messages[0].get("role") == "system" else 0
-        newest = range(max(first + 1, len(messages) - BOUNDARIES), len(messages) + 1)
-        found = {shared_prefix(self._history(messages[:n]), prompt) for n in {first, *newest} if n}
+        latest = range(max(first + 1, len(messages) - newest), len(messages) + 1)
+        found = {shared_prefix(self._history(messages[:n]), prompt) for n in {first, *latest} if n}
         ends = sorted(n for n in {min(n, len(prompt) - 1) for n in found} if n > 0)
         # A template that renders every prefix differently still gets a checkpoint near its end.
         return ends if ends and len(prompt) - ends[-1] <= LONGEST_TAIL else [*ends, len(prompt) - 1]

@@ -6,7 +6,6 @@ import hashlib
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ..model import Model
 
@@ -16,12 +15,9 @@ SAMPLE = 64  # numbers of each weight, evenly spread: two trainings of one archi
 def of_weights(model: Model) -> str:
     digest = hashlib.sha256(model.model_type.encode())
     samples = []
-    for name, array in sorted(tree_flatten(model.parameters())):
-        digest.update(f"{name} {array.dtype} {array.shape};".encode())
-        sample = array.reshape(-1)[:: max(1, array.size // SAMPLE)][:SAMPLE]
-        samples.append(
-            sample.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else sample.astype(mx.int64)
-        )
+    for name, dtype, shape, sample in model.sampled(SAMPLE):
+        digest.update(f"{name} {dtype} {shape};".encode())
+        samples.append(sample)
     mx.eval(samples)
     for sample in samples:
         digest.update(np.array(sample).tobytes())

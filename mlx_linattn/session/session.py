@@ -99,6 +99,7 @@ class Session(Conversation):
 
     @property
     def state(self) -> ModelState:
+        """What the model remembers of this conversation."""
         return self._timeline.state
 
     @property
@@ -118,6 +119,7 @@ class Session(Conversation):
 
     @property
     def checkpoint_nbytes(self) -> int:
+        """Bytes that the checkpoints hold, besides the state."""
         return self._timeline.checkpoint_nbytes
 
     def fork(self) -> Session:

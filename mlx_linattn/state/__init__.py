@@ -4,7 +4,7 @@ MLX arrays never change, so a snapshot of recurrent layers is a handful of refer
 length: both have a constant size. Rows of a batch can hold different numbers of tokens; each row is stored without gaps.
 """
 
-from .kv import KVQuantization, KVState
+from .kv import KVPiece, KVQuantization, KVState
 from .model_state import ModelState, Snapshot
 from .options import SINKS, KVOptions
 from .recurrent import RecurrentState
@@ -14,6 +14,7 @@ from .window import WindowState
 __all__ = [
     "SINKS",
     "KVOptions",
+    "KVPiece",
     "KVQuantization",
     "KVState",
     "ModelState",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,43 +52,47 @@ class KVState:
 
     def append(self, span: Span, *new: mx.array):
         """Store [B, heads, T, D] arrays; returns the columns of each from 0 on, and what :func:`ops.attention` must know about them."""
-        starts, end = span.starts, max(span.starts) + span.T
-        seen = {"starts": starts}
+        end = max(span.starts) + span.T
         if self.quantization is None:
-            self.exact = self._store(self.exact, new, starts, self._reserved)
-            self.length = end
-            return [buffer[:, :, :end] for buffer in self.exact], seen
-        first = self.quantization.start
-        if first and len(set(starts)) > 1:
-            raise StateError("rows of different lengths cannot share a cache with quantized_kv_start: use 0")
-        if starts[0] < first:
-            head = [x[:, :, : first - starts[0]] for x in new]
-            self.exact = self._store(self.exact, head, starts, min(self._reserved, first))
-        if end > first:
-            tail = [self.quantization.pack(x[:, :, max(0, first - starts[0]) :]) for x in new]
-            starts = tuple(max(0, start - first) for start in starts)
-            old = self.packed or [()] * len(new)
-            self.packed = [tuple(self._store(a, b, starts, self._reserved - first)) for a, b in zip(old, tail)]
+            self.exact = self._store(self.exact, new, span.places, end, self._reserved)
+            columns, mask = [buffer[:, :, :end] for buffer in self.exact], span.mask(span.starts, end)
+        else:
+            self._append_quantized(span, new, end)
+            columns, mask = [self._columns(i, end) for i in range(len(new))], None
         self.length = end
-        return [self._columns(i) for i in range(len(new))], seen
+        return columns, {"starts": span.starts, "mask": mask}
 
-    def _columns(self, i: int) -> Columns:
+    def _append_quantized(self, span: Span, new, end: int) -> None:
+        first, places = self.quantization.start, span.places
+        if isinstance(places, int):
+            cut = min(max(0, first - places), span.T)
+            head, tail = [x[:, :, :cut] for x in new], [x[:, :, cut:] for x in new]
+            exact = places, min(end, first)
+            packed = max(0, places - first), end - first
+        else:  # what a row does not store among the exact columns, or among the packed ones, goes to one behind those in use
+            head = tail = new
+            exact = mx.where(places < first, places, min(end, first)), min(end, first) + 1
+            packed = mx.where(places < first, end - first, places - first), end - first + 1
+        if min(span.starts) < first:
+            self.exact = self._store(self.exact, head, *exact, min(self._reserved, first))
+        if end > first:
+            old, tail = self.packed or [()] * len(new), [self.quantization.pack(x) for x in tail]
+            self.packed = [tuple(self._store(a, b, *packed, self._reserved - first)) for a, b in zip(old, tail)]
+
+    def _columns(self, i: int, end: int) -> Columns:
         first = self.quantization.start
-        exact = self.exact[i][:, :, : min(self.length, first)] if self.exact else None
-        packed = tuple(x[:, :, : self.length - first] for x in self.packed[i]) if self.length > first else ()
+        exact = self.exact[i][:, :, : min(end, first)] if self.exact else None
+        packed = tuple(x[:, :, : end - first] for x in self.packed[i]) if end > first else ()
         return Columns(exact, packed, self.quantization.group_size, self.quantization.bits)
 
-    def _store(self, buffers, new, starts, reserved) -> list[mx.array]:
+    def _store(self, buffers, new, places, end, reserved) -> list[mx.array]:
+        """The buffers with ``new`` at ``places``: the first column, or [B, T] columns; ``end`` of them are in use then."""
         buffers = buffers or [None] * len(new)
-        end = max(starts) + new[0].shape[2]
         buffers = [self._room(buffer, x, end, reserved) for buffer, x in zip(buffers, new)]
-        if len(set(starts)) == 1:
-            start = mx.array(starts[:1])
-            return [mx.slice_update(buffer, x, start, (2,)) for buffer, x in zip(buffers, new)]
-        columns = (mx.array(starts)[:, None] + mx.arange(new[0].shape[2]))[:, None, :, None]  # [B, 1, T, 1]
-        return [
-            mx.put_along_axis(buffer, mx.broadcast_to(columns, x.shape), x, axis=2) for buffer, x in zip(buffers, new)
-        ]
+        if isinstance(places, int):
+            return [mx.slice_update(buffer, x, mx.array([places]), (2,)) for buffer, x in zip(buffers, new)]
+        places = places[:, None, :, None]
+        return [mx.put_along_axis(buffer, mx.broadcast_to(places, x.shape), x, 2) for buffer, x in zip(buffers, new)]
 
     def _room(self, buffer, new, end, reserved):
         have = 0 if buffer is None else buffer.shape[2]
@@ -149,11 +154,61 @@ class KVState:
     def restore(self, snapshot: Any) -> None:
         if snapshot > self.length:
             raise StateError(f"cannot restore a cache of {self.length} tokens to {snapshot}: it can only go back")
+        if not snapshot:
+            self.reset()
         self.length = snapshot
         self._reserved = 0
-        first = self.quantization.start if self.quantization else snapshot
-        self.exact = [self._shrunk(buffer, min(snapshot, first)) for buffer in self.exact]
-        self.packed = [tuple(self._shrunk(x, max(0, snapshot - first)) for x in triple) for triple in self.packed]
+        exact, packed = self._split(snapshot)
+        self.exact = [self._shrunk(buffer, exact) for buffer in self.exact]
+        self.packed = [tuple(self._shrunk(x, packed) for x in triple) for triple in self.packed] if packed else []
+
+    def _split(self, length: int) -> tuple[int, int]:
+        """How many of ``length`` columns are exact, and how many packed."""
+        first = self.quantization.start if self.quantization else length
+        return min(length, first), max(0, length - first)
+
+    @property
+    def layout(self) -> tuple:
+        """What two states have in common whose rows can be kept in one: everything but the numbers of rows and columns."""
+        arrays = self.exact or [array for triple in self.packed for array in triple]
+        return tuple((array.shape[1], array.shape[3], array.dtype) for array in arrays)
+
+    def take(self, rows: list[int], length: int) -> KVState:
+        """Another state that holds these rows, the longest of which has read ``length`` tokens; no larger than it must be."""
+        twin, index = self.fork(), mx.array(rows)
+        exact, packed = self._split(length)
+
+        def taken(buffer, columns):
+            return mx.take(buffer[:, :, : self._rounded(columns)], index, axis=0)
+
+        twin.exact = [taken(buffer, exact) for buffer in self.exact]
+        twin.packed = [tuple(taken(x, packed) for x in triple) for triple in self.packed] if packed else []
+        twin.length, twin._reserved = length, 0
+        return twin
+
+    def join(self, others: list[KVState]) -> KVState:
+        """Another state that holds our rows and then the rows of ``others``."""
+        twin, states = self.fork(), [self, *others]
+        twin.reset()
+        twin.length = max(one.length for one in states)
+        exact, packed = self._split(twin.length)
+        rows = [one.state[0].shape[0] for one in states]
+        twin.exact = [self._stacked(part, rows, exact) for part in zip(*(one.exact for one in states))]
+        if packed:
+            absent = [(None,) * 3] * max(len(one.packed) for one in states)
+            triples = zip(*(one.packed or absent for one in states))
+            twin.packed = [tuple(self._stacked(part, rows, packed) for part in zip(*triple)) for triple in triples]
+        return twin
+
+    def _stacked(self, buffers, rows: list[int], columns: int) -> mx.array:
+        """One buffer of ``columns`` for all rows; a missing part (None) has not come that far."""
+        like, width = next(buffer for buffer in buffers if buffer is not None), self._rounded(columns)
+        result, row = mx.zeros((sum(rows), like.shape[1], width, like.shape[3]), like.dtype), 0
+        for buffer, count in zip(buffers, rows):
+            if buffer is not None:
+                result = mx.slice_update(result, buffer[:, :, :width], mx.array([row]), (0,))
+            row += count
+        return result
 
     def _shrunk(self, buffer, used: int):
         """A buffer that is mostly empty gives its memory back."""
@@ -165,9 +220,16 @@ class KVState:
 
     def dump(self) -> list[mx.array | None]:
         """What a file has to keep: the columns in use."""
-        first = self.quantization.start if self.quantization else self.length
-        exact = [array[:, :, : min(self.length, first)] for array in self.exact]
-        return [*exact, *(array[:, :, : max(0, self.length - first)] for triple in self.packed for array in triple)]
+        exact, packed = self._split(self.length)
+        return [
+            *(array[:, :, :exact] for array in self.exact),
+            *(array[:, :, :packed] for triple in self.packed for array in triple),
+        ]
+
+    def cut(self, begin: int, end: int) -> KVPiece:
+        """The columns ``begin`` to ``end``, in memory of their own."""
+        packed = tuple(array for triple in self.packed for array in triple)
+        return KVPiece(tuple(self.exact), packed, self.quantization.start if self.quantization else end).cut(begin, end)
 
     def load(self, arrays: list[mx.array | None], length: int) -> None:
         """The reverse of :meth:`dump`, after ``length`` tokens."""
@@ -179,3 +241,37 @@ class KVState:
             self.exact, packed = list(arrays[:count]), arrays[count:]
         self.packed = [tuple(packed[i : i + 3]) for i in range(0, len(packed), 3)]
         self.length = length
+
+
+@dataclass(frozen=True)
+class KVPiece:
+    """Columns of a :class:`KVState` as they are stored."""
+
+    exact: tuple[mx.array, ...]
+    packed: tuple[mx.array, ...]  # integers, scales and biases in turn
+    split: int  # how many of the columns are exact
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (*self.exact, *self.packed)
+
+    def cut(self, begin: int, end: int) -> KVPiece:
+        """Some of these columns, copied."""
+        split = self.split
+        exact = tuple(_copied(array, begin, min(end, split)) for array in self.exact) if begin < split else ()
+        packed = (
+            tuple(_copied(array, max(0, begin - split), end - split) for array in self.packed) if end > split else ()
+        )
+        return KVPiece(exact, packed, max(0, min(end, split) - begin))
+
+    @staticmethod
+    def join(pieces: Sequence[KVPiece]) -> list[mx.array]:
+        """What :meth:`KVState.load` takes of a state that was cut into ``pieces``."""
+        kinds = ([piece.exact for piece in pieces if piece.exact], [piece.packed for piece in pieces if piece.packed])
+        return [mx.concatenate(arrays, axis=2) for kind in kinds for arrays in zip(*kind)]
+
+
+def _copied(array: mx.array, begin: int, end: int) -> mx.array:
+    """Columns in memory of their own: a slice alone would hold all the others too."""
+    own = mx.zeros((*array.shape[:2], end - begin, array.shape[3]), array.dtype)
+    return mx.slice_update(own, array[:, :, begin:end], mx.array([0]), (2,))

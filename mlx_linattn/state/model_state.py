@@ -4,24 +4,27 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import StateError
-from .kv import KVState
+from .kv import KVPiece, KVState
 from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
 
+Part = Any  # of a state, of one layer: a sequence of arrays (None: not there yet), or a number of tokens
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a ModelState, of constant size; good for that state and its forks, backwards in time only."""
+    """A moment of a ModelState, of constant size; good for that state, its forks, and states of the same rows, backwards in time only."""
 
     counts: tuple[int, ...]
     layers: tuple[Any, ...]
-    restores: int  # how often the state had been restored when this was taken
+    lineages: tuple[tuple, ...]  # the state's, when this was taken
     nbytes: int
 
 
@@ -32,7 +35,8 @@ class ModelState(Sequence):
         self.layers = options.apply(layers)
         self.options = options
         self.counts: tuple[int, ...] = ()  # tokens read, a row each; empty before the first token
-        self._restored_to: list[tuple[int, ...]] = []  # what every restore so far went back to
+        # Of each row an object that stands for its first token, and the positions that it went back to since.
+        self.lineages: tuple[tuple, ...] = ()
 
     def __getitem__(self, index):
         return self.layers[index]
@@ -65,6 +69,7 @@ class ModelState(Sequence):
 
     @property
     def nbytes(self) -> int:
+        """Bytes that all of it holds."""
         return self.recurrent_nbytes + self.kv_nbytes
 
     def nbytes_with(self, tokens: int) -> int:
@@ -93,10 +98,33 @@ class ModelState(Sequence):
             for layer, part in zip(self.layers, before):
                 layer.restore(part)
             raise
-        self.counts = tuple(start + count for start, count in zip(span.starts, span.counts))
+        self._begin(tuple(start + count for start, count in zip(span.starts, span.counts)))
         for layer in self.layers:
             if isinstance(layer, KVState):
                 layer.length = min(layer.length, self.offset)  # without the padding behind the longest row
+
+    def _begin(self, counts: tuple[int, ...]) -> None:
+        self.counts = counts
+        self.lineages = self.lineages or tuple((object(),) for _ in counts)
+
+    def dump(self, snapshots: Iterable[Snapshot] = ()) -> list[list[Part]]:
+        """What a file has to keep of this state, and of its snapshots: of every layer its arrays, or its number of tokens."""
+        return [[layer.dump() for layer in self.layers], *(list(one.layers) for one in snapshots)]
+
+    def load(
+        self, layers: Iterable[Part], length: int, snapshots: Iterable[tuple[Sequence[Part], int]] = ()
+    ) -> list[Snapshot]:
+        """Hold one row of ``length`` tokens, as :meth:`dump` gave them; returns the snapshots, each given with its length."""
+        self.reset()
+        for layer, arrays in zip(self.layers, layers):
+            layer.load(arrays, length)
+        self._begin((length,))
+        return [self._snapshot_of(layers, position) for layers, position in snapshots]
+
+    def _snapshot_of(self, layers: Sequence[Part], position: int) -> Snapshot:
+        layers = tuple(part if isinstance(part, int) else tuple(part) for part in layers)
+        arrays = [array for part in layers if not isinstance(part, int) for array in part if array is not None]
+        return Snapshot((position,), layers, self.lineages, sum(array.nbytes for array in arrays))
 
     def adopt(self, options: KVOptions) -> None:
         """Keep attention's context as ``options`` say; only before the first token."""
@@ -108,15 +136,56 @@ class ModelState(Sequence):
         """Forget everything."""
         for layer in self.layers:
             layer.reset()
-        self.counts = ()
-        self._restored_to.append(())
+        self.counts, self.lineages = (), ()
 
     def fork(self) -> ModelState:
         """Another state that has read the same tokens. They share memory until they read on; snapshots serve both."""
         twin = copy.copy(self)
         twin.layers = [layer.fork() for layer in self.layers]
-        twin._restored_to = list(self._restored_to)
         return twin
+
+    def take(self, rows: Sequence[int]) -> ModelState:
+        """Another state that holds these rows alone, in this order, and nothing of the others.
+
+        Snapshots of the same rows serve it, also those from before they were joined. Raises StateError for a row that is not here.
+        """
+        rows = list(rows)
+        if not set(rows) <= set(range(len(self.counts))):
+            raise StateError(f"cannot take the rows {rows} of a state that holds {len(self.counts)}")
+        twin = self.fork()
+        if not rows:
+            twin.reset()
+        elif rows != list(range(len(self.counts))):
+            twin.counts = tuple(self.counts[row] for row in rows)
+            twin.lineages = tuple(self.lineages[row] for row in rows)
+            twin.layers = [layer.take(rows, twin.offset) for layer in self.layers]
+        return twin
+
+    def join(self, *others: ModelState) -> ModelState:
+        """Another state that holds our rows and then those of ``others``; the rows can hold different numbers of tokens.
+
+        Raises StateError where one of them is another model's, or keeps attention's context in another way.
+        """
+        for other in others:
+            self.check_fits(other)
+        states = [state for state in (self, *others) if state.counts]
+        twin = states[0].fork() if states else self.fork()
+        if len(states) > 1:
+            twin.counts = tuple(count for state in states for count in state.counts)
+            twin.lineages = tuple(lineage for state in states for lineage in state.lineages)
+            twin.layers = [first.join(rest) for first, *rest in zip(*states)]
+        return twin
+
+    def check_fits(self, other: ModelState) -> None:
+        """Raises StateError where ``other``'s rows could not be kept in one state with ours."""
+        if self.options != other.options:
+            raise StateError(f"cannot join states that keep their context differently: {self.options}, {other.options}")
+        for i, (ours, theirs) in enumerate(zip_longest(self.layers, other.layers)):
+            both = self.counts and other.counts
+            if type(ours) is not type(theirs) or (both and ours.layout != theirs.layout):
+                raise StateError(
+                    f"cannot join these states: they differ in layer {i}, so one of them is another model's"
+                )
 
     def reserve(self, tokens: int) -> None:
         """Let growing caches make room for ``tokens`` at once when they grow next."""
@@ -125,13 +194,32 @@ class ModelState(Sequence):
                 layer.reserve(tokens)
 
     def snapshot(self) -> Snapshot:
+        """This moment, for :meth:`restore`; it copies nothing."""
         layers = tuple(layer.snapshot() for layer in self.layers)
-        return Snapshot(self.counts, layers, len(self._restored_to), self.recurrent_nbytes)
+        return Snapshot(self.counts, layers, self.lineages, self.recurrent_nbytes)
+
+    def cut(self, begin: int, end: int) -> list[KVPiece]:
+        """What growing caches hold of the tokens ``begin`` to ``end``, in memory of its own. For a state of one row."""
+        return [layer.cut(begin, end) for layer in self.layers if isinstance(layer, KVState)]
+
+    def assemble(self, layers: Sequence[Any], pieces: Sequence[Sequence[KVPiece]], length: int) -> None:
+        """Hold what another state of one row held after ``length`` tokens: the ``layers`` of its snapshot, and what :meth:`cut`
+        gave of its tokens, in order."""
+        caches = iter(zip(*pieces))
+        arrays = (
+            KVPiece.join(next(caches)) if isinstance(layer, KVState) else list(part)
+            for layer, part in zip(self.layers, layers)
+        )
+        self.load(arrays, length)
 
     def reaches(self, snapshot: Snapshot) -> bool:
-        """Whether the keys and values that ``snapshot`` needs are still there: no restore since then went back further."""
-        later = [self.counts, *self._restored_to[snapshot.restores :]]
-        return all(_covers(counts, snapshot.counts) for counts in later)
+        """Whether these rows were there, and no restore since then went back behind them: their keys and values still are."""
+        if not snapshot.counts:
+            return True
+        rows = zip(self.counts, self.lineages, snapshot.counts, snapshot.lineages)
+        return len(self.counts) == len(snapshot.counts) and all(
+            now[: len(then)] == then and min((have, *now[len(then) :])) >= wanted for have, now, wanted, then in rows
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to ``snapshot`` exactly. Raises StateError where it lies ahead, was overwritten, or is another model's."""
@@ -147,8 +235,5 @@ class ModelState(Sequence):
         for layer, part in zip(self.layers, snapshot.layers):
             layer.restore(part)
         self.counts = snapshot.counts
-        self._restored_to.append(snapshot.counts)
-
-
-def _covers(counts, wanted) -> bool:
-    return len(wanted) <= len(counts) and all(have >= want for have, want in zip(counts, wanted))
+        pairs = zip(self.lineages, snapshot.counts)
+        self.lineages = tuple((*lineage, position) for lineage, position in pairs)

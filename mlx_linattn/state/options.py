@@ -55,4 +55,5 @@ class KVOptions:
         return layer
 
     def as_dict(self) -> dict:
+        """The four numbers by their names, as every function that takes them calls them."""
         return asdict(self)

@@ -35,6 +35,24 @@ class RecurrentState:
     def restore(self, snapshot: Any) -> None:
         self.arrays = list(snapshot)
 
+    @property
+    def layout(self) -> tuple:
+        """What two states have in common whose rows can be kept in one: everything but the number of rows."""
+        return tuple((array.shape[1:], array.dtype) for array in self.state)
+
+    def take(self, rows: list[int], length: int):
+        """Another state that holds these rows, the longest of which has read ``length`` tokens."""
+        twin = self.fork()
+        twin.arrays = [None if array is None else mx.take(array, mx.array(rows), axis=0) for array in self.arrays]
+        return twin
+
+    def join(self, others: list):
+        """Another state that holds our rows and then the rows of ``others``."""
+        twin = self.fork()
+        parts = zip(self.arrays, *(other.arrays for other in others))
+        twin.arrays = [None if part[0] is None else mx.concatenate(part) for part in parts]
+        return twin
+
     def dump(self) -> list[mx.array | None]:
         """What a file has to keep."""
         return list(self.arrays)

@@ -22,6 +22,10 @@ class WindowState(RecurrentState):
         """Slots: no query sees more columns than these."""
         return self.sinks + self.window
 
+    @property
+    def layout(self) -> tuple:
+        return (self.window, self.sinks, *super().layout)
+
     def reset(self) -> None:
         self.arrays = []
 
@@ -64,4 +68,6 @@ class WindowState(RecurrentState):
                 index = mx.broadcast_to(mx.array(slots)[:, None, None, None], x.shape)
                 self.arrays[i] = mx.put_along_axis(self.arrays[i], index, x, axis=2)
         last = tuple(min(start, self.size - 1) for start in span.starts)
-        return [array[:, :, : max(last) + 1] for array in self.arrays], {"starts": last}
+        columns = max(last) + 1
+        seen = {"starts": last, "mask": span.mask(last, columns)}
+        return [array[:, :, :columns] for array in self.arrays], seen

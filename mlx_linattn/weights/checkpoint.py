@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from ..errors import CheckpointError
 ITEM_BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+}  # fmt: skip
+DTYPES = {  # mlx's; what is not here comes as bytes
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "BOOL": "bool_",
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # the format's own limit
@@ -23,6 +28,7 @@ class TensorInfo:
     file: Path
     dtype: str  # as the header spells it
     shape: tuple[int, ...]
+    begin: int = 0  # byte of the file where the numbers begin
 
     @property
     def size(self) -> int:
@@ -49,10 +55,10 @@ def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: its header is damaged ({error}); download the file again") from error
-    return _parse(file, header, total - 8 - length)
+    return _parse(file, header, 8 + length, total - 8 - length)
 
 
-def _parse(file: Path, header: object, room: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+def _parse(file: Path, header: object, start: int, room: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: its header is damaged (not a JSON object); download the file again")
     metadata = header.pop("__metadata__", None) or {}
@@ -60,8 +66,8 @@ def _parse(file: Path, header: object, room: int) -> tuple[dict[str, TensorInfo]
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            info = TensorInfo(file, dtype, shape)
             whole = dtype in ITEM_BITS and all(isinstance(n, int) and n >= 0 for n in shape) and 0 <= begin <= end
+            info = TensorInfo(file, dtype, shape, start + begin)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file}: header entry of {name!r} is damaged; download the file again") from error
         if not whole:
@@ -171,8 +177,10 @@ class Checkpoint:
             )
         return False
 
-    def read(self, name: str):
-        """One tensor as a lazy array; 8-bit floats come as their bytes."""
+    def read(self, name: str, rows: slice | None = None):
+        """One tensor as a lazy array, or some ``rows`` of its first axis, read at once; 8-bit floats come as their bytes."""
+        if rows is not None:
+            return self.read_ranges(name, 0, [(rows.start, rows.stop)])
         file = self.tensors[name].file
         arrays = self._open.get(file)
         if arrays is None or name not in arrays:
@@ -181,6 +189,21 @@ class Checkpoint:
             arrays = self._open[file] = mx.load(str(file))
         self._taken.append(name)
         return arrays[name]
+
+    def read_ranges(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]):
+        """Some entries of one axis of a tensor, read now and nothing besides; otherwise as :meth:`read`."""
+        import mlx.core as mx
+        import numpy as np
+
+        info = self.tensors[name]
+        kind = np.dtype(f"<u{ITEM_BITS[info.dtype] // 8}")
+        try:
+            stored = np.memmap(info.file, kind, "r", info.begin, info.shape)
+        except ValueError as error:
+            raise CheckpointError(f"{info.file}: became shorter while it was read; download it again") from error
+        before = (slice(None),) * axis
+        parts = np.concatenate([stored[(*before, slice(first, end))] for first, end in ranges], axis=axis)
+        return mx.view(mx.array(parts), getattr(mx, DTYPES.get(info.dtype, "uint8")))
 
     def release(self) -> None:
         """Let go of the arrays that were read, so that they can be freed; files stay open for the rest."""

@@ -68,6 +68,25 @@ def decode(encoding: Encoding, arrays: list[mx.array]) -> mx.array:
         raise CheckpointError(f"scales do not fit their weight: {shapes} ({encoding.kind})") from error
 
 
+def blocks(encoding: Encoding, shapes: list[tuple[int, ...]], axis: int, length: int) -> list[int]:
+    """How many of the ``length`` numbers along ``axis`` share one entry of each part; 0 where all of them do.
+
+    ``shapes``: of the parts as they are stored.
+    """
+    code, *scales = shapes
+    found = [length // code[axis]]
+    for shape in scales:
+        if len(shape) != len(code):  # one scale for each matrix or row
+            found.append(length // shape[axis] if axis < len(shape) and shape[axis] > 1 else 0)
+        elif encoding.kind == "fp8 blocks":
+            found.append(BLOCK if axis >= len(shape) - 2 else 1)
+        elif encoding.kind == "fp8 rows" and shape[axis] == 1:
+            found.append(0)
+        else:
+            found.append(length // shape[axis])
+    return found
+
+
 class _ShapesDiffer(Exception):
     pass
 

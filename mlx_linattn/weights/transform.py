@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..cuts import Cut, Deal
 from ..layout import Take
 
 
@@ -62,6 +63,11 @@ def rising_share(arrays, index):
 STEPS = {f.__name__: f for f in (stack, concat, add, move_axis, squeeze, reshape, cut, part, rising_share, ungroup)}
 
 
+def keeps_rows(take: Take, ndim: int) -> bool:
+    """Whether row ``i`` of the result comes from row ``i`` of the one source, which has ``ndim`` axes."""
+    return all(name == "part" and -ndim < rest[0] < 0 for name, *rest in take.steps) and len(take.sources) == 1
+
+
 def moves_rows(take: Take) -> bool:
     """Whether the steps leave the last axis alone, so that they hold for packed weights and for their scales alike."""
     return all(name in ("stack", "ungroup") or (name == "part" and rest[0] == -2) for name, *rest in take.steps)
@@ -73,3 +79,15 @@ def apply(take: Take, arrays: list[mx.array]) -> mx.array:
         arrays = STEPS[name](arrays, *arguments)
     (array,) = arrays
     return array
+
+
+def cut_out(array: mx.array, cut: Cut | None, deal: Deal) -> mx.array:
+    """What one rank has of a parameter; a Cut without blocks leaves it to the first rank, and zeros to the others."""
+    if cut is None:
+        return array
+    if not cut.blocks:
+        return array if deal.rank == 0 else mx.zeros_like(array)
+    axis = array.ndim + cut.axis
+    before = (slice(None),) * axis
+    pieces = [array[(*before, slice(first, end))] for first, end in cut.ranges(deal, array.shape[axis])]
+    return mx.concatenate(pieces, axis=axis)

@@ -7,10 +7,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_linattn import metal
-from mlx_linattn.ops import use_backend
 from msl import nvcc
 from msl.problems import Problem
-from msl.step_problems import conv, diagonal, mixer, only_launch, selective, then_gate, then_norm
+from msl.step_problems import conv, diagonal, mixer, selective, then_gate, then_norm
 
 pytestmark = pytest.mark.skipif(nvcc.NVCC is None, reason="compiling the CUDA sources needs nvcc")
 
@@ -43,16 +42,12 @@ def step_launches():
     yield then_norm((1, 1, 16384))
 
 
-#: (path or None, function that launches) of every shipped specialization; another kernel's launches are added here.
-LAUNCHES = [*recurrence_launches(), *((None, partial(only_launch, check)) for check in step_launches())]
+#: (path or None, function that launches); `python tests/msl/nvcc.py` compiles all that there are.
+LAUNCHES = [*recurrence_launches(), *((None, check) for check in step_launches())]
 
 
 def test_no_specialization_uses_stack_or_spills(monkeypatch):
-    made: dict[str, str] = {}
-    monkeypatch.setattr(metal, "kernel", lambda name, backend, _=0: nvcc.Recorder(name, metal.source(name), made))
-    for path, launch in LAUNCHES:
-        with use_backend("cuda", path):
-            launch()
+    made = nvcc.sources(LAUNCHES, partial(monkeypatch.setattr, metal))
     with ThreadPoolExecutor(4) as pool:
         used = dict(zip(made, pool.map(nvcc.resources, made.values())))
     in_memory = {label: u for label, u in used.items() if u["stack"] or u["stores"]}

@@ -131,7 +131,7 @@ def test_files_of_others_are_refused_but_messages_can_be_had(model, demo, tmp_pa
 def test_a_newer_version_and_strange_files_are_refused(model, tmp_path, monkeypatch):
     chat = toy(model)
     path = tmp_path / "chat"
-    monkeypatch.setattr(files, "VERSION", 2)
+    monkeypatch.setattr(files, "KIND", files.Kind("session", 2))
     chat.save(path)
     monkeypatch.undo()
     with pytest.raises(SessionFileError, match="newer version"):
@@ -168,7 +168,7 @@ def test_a_failure_while_writing_leaves_the_old_file_alone(model, tmp_path, monk
     chat.send("w21", max_tokens=3)
     for broken in ("os.replace", "os.fsync"):
         monkeypatch.setattr(
-            f"mlx_linattn.session.files.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+            f"mlx_linattn.session.archive.{broken}", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
         )
         with pytest.raises(SessionFileError, match="No space left"):
             chat.save(path)
