@@ -42,7 +42,7 @@ class _Compared:
     """
 
     def __init__(self, mixer, state):
-        self.mixer, self.state = mixer, state
+        self.mixer, self.state, self.ranks = mixer, state, mixer.ranks
         self.worst, self.dtype = 0.0, mx.float32
 
     def __call__(self, x, state, span):
