@@ -16,6 +16,11 @@ COMMANDS = {
     "serve": ("mlx_linattn.server.cli", "serve a model to OpenAI clients, on this machine"),
     "convert": ("mlx_linattn.convert.cli", "convert a published checkpoint to MLX weights, quantized if you like"),
     "info": ("mlx_linattn.info", "what a model needs: layers, parameters, state, cache, memory; downloads no weights"),
+    "bench": ("mlx_linattn.bench.cli", "measure speed and memory at growing contexts, against mlx_lm if you like"),
+    "recall": (
+        "mlx_linattn.bench.recall_cli",
+        "measure what a model remembers by distance, and the price of bounded memory",
+    ),
     "doctor": ("mlx_linattn.doctor", "check the kernels on this machine against their references"),
 }
 HELP = ("-h", "--help", "help")

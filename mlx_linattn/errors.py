@@ -49,6 +49,10 @@ class ContextLengthError(RequestError):
     """A prompt is longer than the most tokens that prompt and answer may have together."""
 
 
+class ParityError(LinAttnError):
+    """Two paths that should compute the same do not: what was measured on them would mean nothing."""
+
+
 class BusyError(LinAttnError):
     """An engine's queue is full: ask again later."""
 

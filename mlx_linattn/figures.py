@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -109,11 +109,11 @@ def figures(
     model = Model(spec)
     plan.connect(model, Ranks(Deal(0, ranks)))
     sizes = {name: array.size for name, array in tree_flatten(model.parameters())}
-    unused = _experts_at_rest(model, spec)
+    unused = at_rest(model, lambda array: array.size)
     mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
     # Quantization groups are another thing that a cut may not go through.
     quantized = tensor_plan(whole, ranks, lambda module, inputs: 1 if inputs % GROUP else GROUP)
-    weights = _weights(model, family) | _quantized_weights(Model(quantized.share(0).spec), family)
+    weights = {"bfloat16": sum(_plain(model).values())} | _quantized_weights(Model(quantized.share(0).spec), family)
     if tensors is not None:
         weights = {"stored": _stored(whole, config, family, tensors, is_mlx, model), **weights}
     runs = ()
@@ -154,38 +154,46 @@ def _kind(mixer) -> str:
     return f"window {name}" if getattr(mixer, "window", None) else name
 
 
-def _experts_at_rest(model: Model, spec: ModelSpec) -> int:
-    """Parameters of the experts that a token does not go through."""
+def at_rest(model: Model, measure: Callable[[mx.array], int]) -> int:
+    """What the experts that a token does not go through add up to; ``measure`` says what one array counts."""
     total = 0
-    for layer, built in zip(spec.layers, model.layers):
-        for _, module in built.named_modules():
+    for layer in model.layers:
+        mlp = layer.spec.mlp
+        for _, module in layer.named_modules():
             if isinstance(module, Experts):
-                size = sum(array.size for _, array in tree_flatten(module.parameters()))
-                total += size * (layer.mlp.experts - layer.mlp.top_k) // layer.mlp.experts
+                size = sum(measure(array) for _, array in tree_flatten(module.parameters()))
+                total += size * (mlp.experts - mlp.top_k) // mlp.experts
     return total
 
 
-def _weights(model: Model, family: ModuleType) -> dict[str, int]:
-    """Bytes of the weights in bfloat16."""
-    pinned = float32_parameters(model)
-    parameters = tree_flatten(model.parameters())
-    return {"bfloat16": sum(array.size * (4 if name in pinned else 2) for name, array in parameters)}
+def quantized_bits(model: Model, family: ModuleType, bits: int) -> dict[str, int]:
+    """Module -> its bits, of those modules that are quantized where ``bits`` are asked for; the family's rules may raise them."""
+    names, chosen = dict(family.names(model.spec)), {}
+    for path, module in model.named_modules():
+        if hasattr(module, "to_quantized") and module.weight.shape[-1] % GROUP == 0:
+            place = locate(path, names).sources[0]
+            rule = next((rule for rule in family.QUANTIZE if re.fullmatch(rule.pattern, place)), None)
+            if rule is None or rule.bits is not None:
+                chosen[path] = max(bits, rule.bits) if rule is not None else bits
+    return chosen
 
 
 def _quantized_weights(model: Model, family: ModuleType) -> dict[str, int]:
     """Bytes of the weights, quantized as the family's rules have it."""
-    names, pinned = dict(family.names(model.spec)), float32_parameters(model)
-    quantizable = {f"{path}.weight" for path, module in model.named_modules() if hasattr(module, "to_quantized")}
-    totals = {f"{bits}-bit": 0 for bits in BITS}
-    for name, array in tree_flatten(model.parameters()):
-        plain = array.size * (4 if name in pinned else 2)
-        place = locate(name, names).sources[0].removesuffix(".weight")
-        rule = next((rule for rule in family.QUANTIZE if re.fullmatch(rule.pattern, place)), None)
-        kept = name not in quantizable or array.shape[-1] % GROUP or (rule is not None and rule.bits is None)
-        for bits in BITS:
-            at_least = max(bits, rule.bits) if rule is not None and rule.bits else bits
-            totals[f"{bits}-bit"] += plain if kept else array.size * at_least // 8 + array.size // GROUP * 4
+    totals, arrays = {}, dict(tree_flatten(model.parameters()))
+    for bits in BITS:
+        sizes = _plain(model)
+        for path, width in quantized_bits(model, family, bits).items():
+            size = arrays[f"{path}.weight"].size
+            sizes[f"{path}.weight"] = size * width // 8 + size // GROUP * 4
+        totals[f"{bits}-bit"] = sum(sizes.values())
     return totals
+
+
+def _plain(model: Model) -> dict[str, int]:
+    """Parameter -> its bytes in bfloat16, or float32 where it stays that."""
+    pinned = float32_parameters(model)
+    return {name: array.size * (4 if name in pinned else 2) for name, array in tree_flatten(model.parameters())}
 
 
 def _stored(spec, config, family, tensors, is_mlx, model) -> int:

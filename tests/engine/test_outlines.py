@@ -1,4 +1,4 @@
-"""Structured output by outlines, an optional library: its own processors, in an engine and by its own way into mlx_lm."""
+"""Structured output by outlines: its own processors, in an engine and by its own way into mlx_lm."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import re
 
 import mlx.core as mx
 import numpy as np
+import outlines
 import pytest
+from outlines import backends
+from outlines_core.kernels import mlx as kernels
 
 import mlx_linattn as la
-
-outlines = pytest.importorskip("outlines")
-kernels = pytest.importorskip("outlines_core.kernels.mlx")
-backends = pytest.importorskip("outlines.backends")
 
 QUESTION = "My dog is called Pepper. What is my dog's name?"
 

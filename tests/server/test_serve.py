@@ -26,6 +26,7 @@ class Served:
         self.process = subprocess.Popen(
             [*SERVE, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **variables},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )  # fmt: skip
         self.said = self.process.stderr.readline()
         assert self.said, self.process.wait()
