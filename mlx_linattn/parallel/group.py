@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import mlx.core as mx
 
@@ -61,15 +60,6 @@ class Group(Ranks):
         if 0 in shape:
             return mx.zeros(shape, dtype)
         return mx.distributed.recv(shape, dtype, (self.rank - 1) % self.size, group=self.group, stream=self._in)
-
-    def start(self, outgoing: list[mx.array], incoming: list[mx.array]) -> None:
-        """Begin to evaluate what is sent and what is received, without letting the default stream wait for either."""
-        for stream, arrays in ((self._out, outgoing), (self._in, incoming)):
-            if arrays:
-                with (
-                    nullcontext() if stream is None else mx.stream(stream)
-                ):  # MLX lets the default one wait for the end of it
-                    mx.async_eval(*arrays)
 
     def leave(self) -> None:
         """From now on the others may go."""

@@ -60,9 +60,10 @@ class Pipeline(Arrangement):
 
     def start(self, message: mx.array, hidden: mx.array | None, arrays: list[mx.array]) -> list[mx.array]:
         sent, back = ([], []) if hidden is None else self._passing.under_way
-        self.group.start([message, *sent], back)
-        if arrays:
-            mx.async_eval(*arrays)  # not ``hidden``: the next piece of a prompt need not wait for it
+        # Apart, since MLX lets one stream wait for all that begins together; and not ``hidden``, which the default stream would wait
+        # for: so the next piece of a prompt need not wait for this one to come back.
+        for together in ([message, *sent], back, arrays):
+            mx.async_eval(*together)
         return [message, *sent, *back, *arrays]
 
     def dumped(self, state: ModelState, snapshots: list[Snapshot]) -> list:

@@ -68,7 +68,6 @@ def stages(sizes: Mapping[str, int], layers: int, ranks: int) -> tuple[int, ...]
     own = [sizes[f"layers.{i}"] for i in range(layers)]
     besides = sum(size for part, size in sizes.items() if not part.startswith("layers."))
     upto = list(accumulate([besides, *own]))
-    upto[0] = 0  # what the first rank has besides its layers is its alone
     # Of the ranks so far, by where their layers end: (most bytes, sum of squares, first layers). The squares decide between equals.
     best = {end: (upto[end], upto[end] ** 2, (0,)) for end in range(1, layers + 1)}
 

@@ -103,9 +103,7 @@ def main(argv: list[str]) -> int:
         raise RequestError(f"serve needs {error.name}: pip install 'mlx-linattn[server]'") from error
     key = args.api_key or os.environ.get(KEY_VARIABLE) or None
     group = join_ranks(args)
-    if (
-        group is not None
-    ):  # uvicorn passes the signal on when all is done; it must not kill us before the other ranks know
+    if group is not None:  # uvicorn ends with the signal that stopped it: the other ranks must hear of it first
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     local = args.host in LOOPBACK
     listening = listen(args.host, args.port)  # before the model is loaded: a port in use is known at once

@@ -94,9 +94,8 @@ def test_a_server_on_two_ranks_answers_and_ends_them_all(tmp_path):
     command = ["-m", "mlx_linattn", "serve", "--parallel", "pipeline", "--model", "demo", "--port", "0"]
     processes = start_ranks(tmp_path, 2, lambda _: command)
     try:
-        lines = [processes[0].stderr.readline() for _ in range(2)]
-        assert lines[0] == "no prefixes are kept: each rank has a part of the states\n"
-        url = re.search(r"http://\S+", lines[1])[0]
+        assert processes[0].stderr.readline() == "no prefixes are kept: each rank has a part of the states\n"
+        url = re.search(r"http://\S+", processes[0].stderr.readline())[0]
         question = {"model": "demo", "messages": [{"role": "user", "content": f"My dog is called Pepper. {ASK}"}]}
         with ThreadPoolExecutor() as pool:  # several at a time: their rows join one state
             answers = [pool.submit(httpx.post, f"{url}/chat/completions", json=question, timeout=60) for _ in range(3)]
