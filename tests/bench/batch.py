@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,9 +22,9 @@ import mlx.core as mx
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from counting import Dispatches
-from versus_mlx_lm import for_both
 
 import mlx_linattn as la
+from mlx_linattn.bench import peer
 from mlx_linattn.engine.batch import Batch
 from mlx_linattn.interop.door import mlx_lm
 
@@ -85,26 +84,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        folder = for_both(args.model, Path(work))
-        model, _ = la.load_model(folder, dtype=args.dtype)
-        stock, _ = mlx_lm("utils").load_model(folder)
-        stock.set_dtype(getattr(mx, args.dtype))
-        print(f"{args.model}, {args.dtype}, contexts of about {args.context} tokens, median of {args.runs}")
-        print(f"mlx {mx.__version__}, mlx_lm {mlx_lm('_version').__version__}, {mx.default_device()}; tokens a second")
+    model, config = la.load_model(args.model, dtype=args.dtype)
+    stock = peer.build(model, config)
+    print(f"{args.model}, {args.dtype}, contexts of about {args.context} tokens, median of {args.runs}")
+    print(f"mlx {mx.__version__}, mlx_lm {mlx_lm('_version').__version__}, {mx.default_device()}; tokens a second")
+    print(f"{'rows':>4}{'mlx_linattn':>14}{'mlx_lm':>10}{'ratio':>8}{'over 1 row':>12}{'dispatches':>12}", flush=True)
+    alone = None
+    for rows in args.rows:
+        asked = prompts(rows, args.context)
+        times = [(ours(model, asked, args.steps), theirs(stock, asked, args.steps)) for _ in range(args.runs + 1)]
+        a, b = (rows * args.steps / statistics.median(column) for column in zip(*times[1:]))  # the first warms up
+        alone = alone or a / rows
         print(
-            f"{'rows':>4}{'mlx_linattn':>14}{'mlx_lm':>10}{'ratio':>8}{'over 1 row':>12}{'dispatches':>12}", flush=True
+            f"{rows:>4}{a:>14,.0f}{b:>10,.0f}{a / b:>8.2f}{a / alone:>12.2f}{dispatches(model, asked):>12}",
+            flush=True,
         )
-        alone = None
-        for rows in args.rows:
-            asked = prompts(rows, args.context)
-            times = [(ours(model, asked, args.steps), theirs(stock, asked, args.steps)) for _ in range(args.runs + 1)]
-            a, b = (rows * args.steps / statistics.median(column) for column in zip(*times[1:]))  # the first warms up
-            alone = alone or a / rows
-            print(
-                f"{rows:>4}{a:>14,.0f}{b:>10,.0f}{a / b:>8.2f}{a / alone:>12.2f}{dispatches(model, asked):>12}",
-                flush=True,
-            )
 
 
 if __name__ == "__main__":
