@@ -19,6 +19,7 @@ import mlx.core as mx
 BLOCK = 8  # tokens whose gated products are formed one diagonal at a time
 GROUP = 1 << 18  # numbers of an array that a CPU's cache holds
 SOLVE = 4  # tokens that one Neumann series inverts
+SEGMENT = 2048  # tokens whose chunks are prepared at once
 
 
 def unit_lower_inverse(A):
@@ -107,8 +108,17 @@ def recurrence(q, k, v, decay, beta, state, delta, chunk):
     """q, k [B, T, Hk, Dk]; v [B, T, Hv, Dv]; decay [B, T, Hv, 1 or Dk]; beta [B, T, Hv]; state [B, Hv, Dv, Dk]; float32.
 
     Returns o [B, T, Hv, Dv] and the state after the last token. ``chunk`` is C = 8 * 2^n.
+    """
+    outputs = []
+    for start in range(0, v.shape[1], SEGMENT):
+        inputs = [x[:, start : start + SEGMENT] for x in (q, k, v, decay, beta)]
+        o, state = _segment(*inputs, state, delta, chunk)
+        outputs.append(o)
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state
 
-    All work that does not need the state is done for all chunks at once. The loop keeps S as [Dk, Dv], so that every
+
+def _segment(q, k, v, decay, beta, state, delta, chunk):
+    """All work that does not need the state is done for all chunks at once. The loop keeps S as [Dk, Dv], so that every
     product in it has its operands as they lie in memory: a BLAS without tuned kernels is twice as slow on transposed ones.
     """
     B, T, Hv, Dv = v.shape

@@ -5,7 +5,8 @@
 
 recurrence  the operation alone at a real width, from its inputs to its outputs and new state, over 2048 tokens
 prefill     the whole model, a small one, over 2048 tokens
-per token   time of a token in a prompt of 16384 over that in one of 1024, in pieces of 1024; 1 is linear in the prompt
+per token   time of a token among 16384 over that among 1024; 1 is linear. Of the recurrence, and of the whole model in pieces
+            of 1024, whose attention layers have more to read the longer the prompt is
 held        bytes really held after prefill over the bytes that the cache reports; 1 is the truth
 Times are the best of several runs; ratios above 1 mean that mlx_linattn is faster.
 """
@@ -44,7 +45,7 @@ def jamba() -> None:
     stock = module.JambaMambaMixer(module.ModelArgs.from_dict(wide))
     A_log, ones = stock.A_log, mx.ones((N,))
 
-    def recurrence(dtype):
+    def recurrence(dtype, T=T):
         x, steps, dt = (random(1, T, size).astype(dtype) for size in (inner, rank + 2 * N, inner))
         mx.eval(x, steps, dt)
         stock.set_dtype(dtype)
@@ -72,7 +73,7 @@ def recurrent_gemma() -> None:
     width = 1024
     scan = mlx_lm("models.recurrent_gemma").rnn_scan
 
-    def recurrence(dtype):
+    def recurrence(dtype, T=T):
         decay, update = mx.sigmoid(random(1, T, width)).astype(dtype), random(1, T, width).astype(dtype)
         wide = [x.astype(mx.float32) for x in (decay, update)]  # as the layer gives them to it
         mx.eval(decay, update, wide)
@@ -100,7 +101,7 @@ def ring() -> None:
     decay = ours.layers[0].mixer._decay
     recurrent = mlx_lm("models.bailing_moe_linear").recurrent_gla
 
-    def recurrence(dtype):
+    def recurrence(dtype, T=T):
         q, k, v = (random(1, T, 4, 128).astype(dtype) for _ in range(3))
         by_head = [x.swapaxes(1, 2) for x in (q, k, v)]
         mx.eval(q, k, v, by_head)
@@ -125,7 +126,7 @@ def kimi() -> None:
     ours, theirs = both(config, "models.kimi_linear")
     update = mlx_lm("models.gated_delta").gated_delta_update
 
-    def recurrence(dtype):
+    def recurrence(dtype, T=T):
         H, D = 32, 128
         q, k, v, f = (random(1, T, H, D).astype(dtype) for _ in range(4))
         b, A_log, dt_bias = random(1, T, H).astype(dtype), random(H), random(H, D)
@@ -171,7 +172,8 @@ def report(name: str, ours, theirs, recurrence: Callable, their_runs: int = 3) -
     print(f"  logits differ by    {difference:.1e}")
     compare("prefill", lambda: prefill(ours, ids[:, :T]), lambda: prefill(theirs, ids[:, :T]), 3, min(their_runs, 1))
     rates = [best(lambda n=n: prefill(ours, ids[:, :n], 1024), runs) / n for n, runs in ((1024, 8), (8 * T, 2))]
-    print(f"  per token           {rates[1] / rates[0]:8.2f}")
+    alone = [best(recurrence(mx.float32, n)[0], 5) / n for n in (1024, 8 * T)]
+    print(f"  per token           recurrence {alone[1] / alone[0]:.2f}   whole model {rates[1] / rates[0]:.2f}")
     print("  held                " + "".join(f"{label} {held(model, ids[:, :T]):.2f}  " for label, model in
                                      (("mlx_linattn", ours), ("mlx_lm", theirs))))  # fmt: skip
 

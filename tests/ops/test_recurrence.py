@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mlx_linattn import ops
 from mlx_linattn.errors import ShapeError
+from mlx_linattn.ops import chunked
 
 BACKENDS = ("reference", "mlx")
 TOKENS = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 47])
@@ -120,6 +121,13 @@ def test_split_anywhere_equals_whole(case, data):
     left, state = case.run(last=cut)
     right, state = case.run(first=cut, state=state)
     assert_same((mx.concatenate([left, right], axis=1), state), exact(case))
+
+
+@given(case=cases(tokens=st.integers(17, 70)))
+def test_long_prompts_go_segment_by_segment(case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "SEGMENT", 32)
+        assert_same(case.run("mlx"), exact(case))
 
 
 @given(case=cases(tokens=st.integers(1, 20), rows=st.just(1)))
