@@ -53,7 +53,7 @@ def draw(plt, report: Report, file: Path) -> None:
             _line(axis, rows, value, library, mode)
         contexts = sorted({row.context for row in report.rows})
         axis.set_xscale("log", base=4)
-        axis.set_xticks(contexts, [short(context) for context in contexts])
+        axis.set_xticks(contexts, [short(context) for context in contexts], fontsize="x-small")
         axis.set_xticks([], minor=True)
         axis.set_ylim(bottom=0)
         axis.set_title(f"{title}, {unit}")
