@@ -1,5 +1,7 @@
 """Large tensors and whole models are read in parts, and the parts are those of the whole."""
 
+import json
+
 import mlx.core as mx
 import pytest
 from helpers import assert_close
@@ -124,3 +126,18 @@ def test_which_steps_keep_rows():
     assert keeps_rows(Take("a"), 2) and keeps_rows(Take("a", half), 3)
     assert not keeps_rows(Take("a", half), 2) and not keeps_rows(Take("a", ("part", 0, 0, 2)), 3)
     assert not keeps_rows(Take(("a", "b")), 3) and not keeps_rows(Take("a", ("ungroup", 2, (1,), (0,))), 3)
+
+
+def test_a_module_that_names_no_mode_is_affine_whatever_the_others_are(fixture_folder, tmp_path):
+    out = tmp_path / "out"
+    convert(fixture_folder("qwen3_5"), out, True, 32, q_mode="mxfp4", rules=["down_proj=8,g=32"], verify=False)
+    name = "layers.0.mlp.down_proj.weight"
+    want = reader.Reader(Checkpoint(out)).read(name)
+    config = json.loads((out / "config.json").read_text())
+    for key in ("quantization", "quantization_config"):
+        config[key]["mode"] = "mxfp4"
+        for override in config[key].values():
+            if isinstance(override, dict):
+                override.pop("mode", None)
+    (out / "config.json").write_text(json.dumps(config))
+    assert mx.array_equal(reader.Reader(Checkpoint(out)).read(name), want)
