@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -104,6 +104,7 @@ def load_model(
     dtype: Any = None,
     memory_limit: float | None = None,
     group: Group | None = None,
+    on_every_rank: Callable[[Model], None] | None = None,
 ) -> tuple[Model, dict]:
     """A model without its tokenizer, and its config.
 
@@ -117,6 +118,7 @@ def load_model(
             device's working set; ``float("inf")`` never refuses.
         group: the ranks to share the model with, as :func:`mlx_linattn.parallel.start` returns them. The first rank gets
             a model like any other; on the others this function does what the first rank's model does, and exits with it.
+        on_every_rank: called with the model before, by all ranks at the same time. An error of this library ends them all.
 
     Raises CheckpointError where the folder or the download is not what a model needs, UnsupportedModelError for a family that
     is not known, RequestError for a dtype that is none, and MemoryLimitError.
@@ -155,7 +157,7 @@ def load_model(
             for array in weights:  # one after the other, so that no more than one tensor's sources are held beside it
                 mx.eval(array)
     if group is not None:
-        parallel.run(model, ranks)
+        parallel.run(model, ranks, on_every_rank)
     return model, checkpoint.config
 
 

@@ -62,7 +62,7 @@ def draw(plt, report: Report, file: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.5, 0.94))
-    figure.suptitle(report.settings["model"], y=0.99, fontweight="bold")
+    figure.suptitle(report.title, y=0.99, fontweight="bold")
     notes = [sentence(report.machine) + ("" if not _busy(report) else f"; {_busy(report)}")]
     if any(row.kind == PREDICTED for row in report.rows):
         notes.append(f"dashed: predicted, not run; {TIMES}")

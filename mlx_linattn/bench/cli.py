@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ..errors import RequestError
-from ..generate_cli import memory_limit
+from ..generate_cli import add_parallel_option, memory_limit
 from ..loading import DTYPES
 from .modes import add_mode_options, chosen_modes, parse_contexts, parse_tokens
 from .shapes import SHAPES
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="write NAME.json, NAME.csv and a chart; started again, go on from NAME.json",
     )
+    add_parallel_option(made)
     add("--chart", choices=("svg", "png"), default="svg", help="format of the chart (default: %(default)s)")
     add("--json", action="store_true", help="print JSON instead of a table")
     add_device_options(made)
@@ -97,12 +98,20 @@ def main(argv: list[str]) -> int:
     if output is not None and not output.parent.is_dir():
         raise RequestError(f"--output: there is no folder {output.parent}")
 
+    if args.parallel and args.vs:
+        raise RequestError(f"--vs {args.vs} runs in one process: leave it out, or --parallel")
+
     from . import table
     from .progress import Log
     from .run import bench
 
-    log, began = Log(), time.monotonic()
-    report, finished = bench(args, modes, limit, output, began, log)
+    began, group = time.monotonic(), None
+    if args.parallel:
+        from ..parallel import start
+
+        group = start(args.parallel)
+    log = Log(quiet=group is not None and group.rank > 0)
+    report, finished = bench(args, modes, limit, output, began, log, group)
     if args.json:
         print(report.json())
     else:

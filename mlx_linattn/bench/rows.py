@@ -54,6 +54,12 @@ class Report:
     parity: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
+    @property
+    def title(self) -> str:
+        """What was measured."""
+        parallel = self.settings.get("parallel")
+        return self.settings["model"] + (f" (parallel: {parallel}; bytes are the first rank's)" if parallel else "")
+
     def find(self, library: str, mode: str, context: int) -> Row | None:
         same = (row for row in self.rows if (row.library, row.mode, row.context) == (library, mode, context))
         return next(same, None)
@@ -87,9 +93,9 @@ class Report:
         try:
             for what, own in (("format", FORMAT), *self.settings.items(), *self.machine.items()):
                 held = found if what == "format" else found["settings" if what in self.settings else "machine"]
-                if held[what] != own:
+                if held.get(what) != own:
                     raise RequestError(
-                        f"{file}: was measured with {what} {held[what]}, this is {own}: give another --output, or delete the file"
+                        f"{file}: was measured with {what} {held.get(what)}, this is {own}: give another --output, or delete the file"
                     )
             self.rows = [Row(**row) for row in found["rows"] if row["kind"] != PREDICTED]
         except (KeyError, TypeError, AttributeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from ..doctor import bandwidth
 from ..figures import figures
 from ..loading import load_model
 from ..model import Model
+from ..parallel import Group
 from ..state import KVOptions
 from . import frontiers, machine, parity, peer, predict
 from .cli import CONTEXTS, SHAPE_READ_LIMIT
@@ -32,14 +34,25 @@ def bench(
     output: Path | None,
     began: float,
     log: Log,
+    group: Group | None = None,
 ) -> tuple[Report, bool]:
-    """The report, and whether it was finished; an interrupt ends it with the rows that it has."""
-    report = Report(_settings(args), machine.describe())
+    """The report, and whether it was finished; an interrupt ends it with the rows that it has.
+
+    ``group``: the ranks to share the model with. The first one measures, the others do what it says and exit.
+    """
+    differences: dict[str, float] = {}
+
+    def compare(model: Model) -> None:
+        for mode, options in modes.items():
+            with log.bar(f"{mode}, comparing fast paths with their references", parity.TOKENS) as progress:
+                differences[mode] = parity.check(model, options, progress)
+
+    model, config = _model(args, limit, group, compare)
+    report = Report(_settings(args, group), machine.describe())
     if output is not None:
         report.resume(output)
         if report.rows:
             log.line(f"going on: {len(report.rows)} rows are in {output.name}.json")
-    model, config = _model(args, limit)
     theirs = peer.build(model, config) if args.vs else None
     contexts = sorted({*(args.contexts or CONTEXTS), *([args.max_context] if args.max_context else [])})
     finished = True
@@ -47,9 +60,9 @@ def bench(
         if theirs is not None:
             with log.bar(f"comparing logits with {args.vs}", parity.TOKENS) as progress:
                 report.parity[args.vs] = parity.check_peer(model, theirs, args.vs, progress)
-        for mode, options in modes.items():
-            with log.bar(f"{mode}, comparing fast paths with their references", parity.TOKENS) as progress:
-                report.parity[mode] = parity.check(model, options, progress)
+        if group is None:
+            compare(model)
+        report.parity |= differences
         report.copy_bandwidth = bandwidth()
         for i, (mode, options) in enumerate(modes.items()):
             now = time.monotonic()
@@ -69,7 +82,7 @@ def bench(
     except KeyboardInterrupt:
         log.line("stopped; what was measured is kept" + (", and the same command goes on from it" if output else ""))
         finished = False
-    for mode, options in modes.items():
+    for mode, options in modes.items() if group is None else ():  # what other ranks would hold is not known here
         run = report.run(Ours.name, mode)
         missing = [context for context in contexts if not any(row.context == context for row in run)]
         rows = predict.predicted(model, options, mode, run, missing, args.prefill_step_size)
@@ -87,7 +100,7 @@ def _sides(model: Model, theirs, options: KVOptions, args: argparse.Namespace, l
     return sides
 
 
-def _settings(args: argparse.Namespace) -> dict:
+def _settings(args: argparse.Namespace, group: Group | None) -> dict:
     """What rows are comparable within, besides the machine."""
     name = (
         args.model
@@ -104,18 +117,26 @@ def _settings(args: argparse.Namespace) -> dict:
         "kv_group_size",
         "read_limit",
     )
-    return {"model": name, **{key: getattr(args, key) for key in names}}
+    parallel = group and f"{group.kind}, {group.size} ranks"
+    return {"model": name, **{key: getattr(args, key) for key in names}, "parallel": parallel}
 
 
-def _model(args: argparse.Namespace, limit: float | None) -> tuple[Model, dict]:
+def _model(
+    args: argparse.Namespace, limit: float | None, group: Group | None, on_every_rank: Callable[[Model], None]
+) -> tuple[Model, dict]:
+    shared = {} if group is None else {"group": group, "on_every_rank": on_every_rank}
     if args.shape is None:
-        return load_model(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit)
+        return load_model(args.model, revision=args.revision, dtype=args.dtype, memory_limit=limit, **shared)
     config = shape(args.shape)
     bits = None if args.bits == "none" else int(args.bits)
-    weights = figures(config).weights["bfloat16" if bits is None else f"{bits}-bit"]
+    name = "bfloat16" if bits is None else f"{bits}-bit"
+    if args.parallel == "pipeline":
+        weights = figures(config).weights[name] // group.size
+    else:
+        weights = figures(config, ranks=1 if group is None else group.size).weights[name]
     budget.require_weights(weights, limit, args.shape)
     dtype = getattr(mx, args.dtype or "bfloat16")
-    return random_model(config, bits, dtype), config
+    return random_model(config, bits, dtype, **shared), config
 
 
 def _told(row) -> str:

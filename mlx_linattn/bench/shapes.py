@@ -72,6 +72,21 @@ SHAPES: dict[str, dict] = {
         "shared_expert_intermediate_size": 512,
         "tie_word_embeddings": False,
     },
+    "qwen3-next-80b-a3b": QWEN3_5  # whose layers are the same; only the order in which their files keep projections differs
+    | {
+        "model_type": "qwen3_5_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 32,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+    },
     "kimi-linear": {
         "model_type": "kimi_linear",
         "vocab_size": 163840,

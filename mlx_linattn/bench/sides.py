@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..generation import generate_step, prefill
 from ..model import Model
-from ..state import KVOptions, KVState, ModelState
+from ..state import KVOptions
 
 Progress = Callable[[int], None]  # how many tokens of those to read have been read
 
@@ -31,7 +31,7 @@ class Ours:
 
     def skip(self, tokens: int, room: int) -> None:
         """As if ``tokens`` more had been read: the time of a token depends on how many keys and values there are, not on which."""
-        skip(self.state, tokens, room)
+        self.state.skip(tokens, room)
 
     def write(self, token: int, count: int) -> list[float]:
         """Seconds for each of ``count`` tokens after a first one that is not timed."""
@@ -55,16 +55,6 @@ class Ours:
     @property
     def kv_bytes(self) -> int:
         return self.state.kv_nbytes
-
-
-def skip(state: ModelState, tokens: int, room: int) -> None:
-    """Let ``state``, which has read something, stand ``tokens`` further, with zeros in place of keys and values."""
-    end = state.offset + tokens
-    state.reserve(end + room)
-    for layer in state:
-        if isinstance(layer, KVState):
-            layer.length = end  # its buffers grow with the next token, as far as was reserved
-    state.counts = (end,)
 
 
 def paced(stream: Iterable) -> list[float]:

@@ -33,7 +33,7 @@ def size(nbytes: float) -> str:
 def show(report: Report) -> None:
     """Table, machine, and what the marks mean, on stdout."""
     out = console()
-    out.print(f"{report.settings['model']}; {sentence(report.machine)}", markup=False)
+    out.print(f"{report.title}; {sentence(report.machine)}", markup=False)
     out.print(_table(report, any(row.library == NAME for row in report.rows)))
     kinds = {row.kind for row in report.rows}
     if PREDICTED in kinds:

@@ -6,7 +6,7 @@ is done to them the other ranks do as well, each with its part of the model. So 
     cuts, plan, tensor     each rank has a share of every layer: which, and how they make one layer
     stages, pipeline       each rank has a run of layers: which, and how they make one model
     arrangement            what both have in common
-    start, ring            how the ranks find each other, and notice that one is gone
+    start, connections     how the ranks find each other, and notice that one is gone
     load, agree            each rank's part of the weights; whether all have the same
     line, leader, follower     what the first rank says, and what the others do
 """
@@ -14,12 +14,14 @@ is done to them the other ranks do as well, each with its part of the model. So 
 from .agree import digest, together
 from .group import Group
 from .load import build, end, run
+from .pipeline import Elsewhere
 from .plan import Plan, Share, stored_groups, tensor_plan
 from .stages import Stage, part_sizes, stage_sizes, stages
 from .start import KINDS, check, start
 
 __all__ = [
     "KINDS",
+    "Elsewhere",
     "Group",
     "Plan",
     "Share",

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..cuts import Deal
 from ..layers import Ranks
-from .ring import Neighbours
+from .connections import Connections
 
 BACKENDS = ("ring", "jaccl", "nccl", "mpi")  # as MLX begins their errors
 LOOK, GRACE = 0.5, 1.0  # seconds between looks at the connections, and until a closed one counts as lost
@@ -24,13 +24,12 @@ class Group(Ranks):
     MLX by then may never be answered, so there is nothing to go back to.
     """
 
-    def __init__(self, group: mx.distributed.Group, kind: str = "tensor"):
+    def __init__(self, group: mx.distributed.Group, kind: str, connections: Connections):
         super().__init__(Deal(group.rank(), group.size()))
         self.group, self.kind = group, kind
         self._out, self._in = _streams()
         self.busy = False  # with a model
-        self.neighbours = Neighbours(self.rank)
-        self.neighbours.keep_alive()
+        self.connections = connections
         self._left, self._last_words = threading.Event(), threading.Lock()
         threading.Thread(target=self._watch, name="watch over ranks", daemon=True).start()
 
@@ -76,7 +75,7 @@ class Group(Ranks):
     def give_up(self) -> None:
         """Say whom this process lost, and end it."""
         self._last_words.acquire()  # and never released: one line, whoever noticed it first
-        ranks = " and ".join(f"rank {rank}" for rank in self.neighbours.lost()) or "another rank"
+        ranks = " and ".join(self.connections.lost()) or "another rank"
         print(
             f"mlx-linattn: rank {self.rank} of {self.size} lost its connection to {ranks}: it ended, or its machine cannot be "
             "reached; see what it printed last, and start all ranks again",
@@ -89,15 +88,13 @@ class Group(Ranks):
     def _watch(self) -> None:
         while True:
             threading.Event().wait(LOOK)
-            if self._left.is_set() or not self.neighbours.lost():
+            if self._left.is_set() or not self.connections.lost():
                 continue
             if not self._left.wait(GRACE):  # nobody said that it was over
                 self.give_up()
 
 
 def _streams() -> tuple:
-    """A stream for each direction, so that what is sent waits for nothing that is to come; with NCCL the GPU's own."""
-    if mx.cuda.is_available():
-        return None, None
+    """A stream for each direction, so that what is sent waits for nothing that is to come."""
     new = getattr(mx, "new_thread_local_stream", mx.new_stream)
     return new(mx.cpu), new(mx.cpu)

@@ -120,7 +120,7 @@ class LeaderState(ModelState):
         self.line.bind(thing, number)
         return thing
 
-    adopt, reset, reserve = told("adopt"), told("reset"), told("reserve")
+    adopt, reset, reserve, skip = told("adopt"), told("reset"), told("reserve"), told("skip")
     fork, take, join = told("fork"), told("take"), told("join")
     snapshot, restore = told("snapshot"), told("restore")
 
@@ -153,7 +153,13 @@ class LeaderModel(Model):
         super().__init__(ranks.share.spec)
         self._line = Line(ranks)
 
+    def alone(self):
+        """A context in which the other ranks are told of nothing: what is done inside, they do by themselves."""
+        return self._line.silence()
+
     def make_cache(self, options: KVOptions = KVOptions()) -> ModelState:  # noqa: B008 - frozen
+        if self._line.silent:
+            return super().make_cache(options)
         state = LeaderState(self._line, (layer.mixer.make_state() for layer in self.layers), options)
         self._line.call("make_cache", options, result=state.number)
         return state
@@ -172,7 +178,7 @@ class LeaderModel(Model):
         return hidden
 
     def rehearse(self, state: ModelState) -> ModelState:
-        with self._line.silence():
+        with self.alone():
             return super().rehearse(state)
 
     def logits(self, hidden):

@@ -40,7 +40,7 @@ def message(ranks: Arrangement, operation: int, numbers: Sequence[int], tail: mx
 
 def receive(ranks: Arrangement) -> tuple[int, list[int]]:
     """The next message, as the other ranks hear it: operation and numbers."""
-    ranks.group.neighbours.wait()
+    ranks.group.connections.wait()
     operation, size, *numbers = ranks.hear(FIRST).tolist()
     if size > FIRST - 2:
         numbers += ranks.hear(size - (FIRST - 2)).tolist()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 
 from ..model import Model
 from ..weights import Checkpoint
+from .agree import together
 from .arrangement import Arrangement
 from .follower import follow
 from .group import Group
@@ -24,12 +27,18 @@ def build(checkpoint: Checkpoint, family: ModuleType, group: Group) -> tuple[Mod
     return LeaderModel(ranks) if group.rank == 0 else Model(ranks.share.spec), ranks
 
 
-def run(model: Model, ranks: Arrangement) -> None:
-    """For a model that has its weights. On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then."""
+def run(model: Model, ranks: Arrangement, on_every_rank: Callable[[Model], None] | None = None) -> None:
+    """For a model that has its weights. On the first rank: from now on the others follow, until this process ends. On the others: follow, and exit then.
+
+    ``on_every_rank`` is done with the model before, by all ranks at the same time.
+    """
     group = ranks.group
-    group.busy = True
     group.join()
     ranks.connect(model)
+    if on_every_rank is not None:
+        with together(group), model.alone() if isinstance(model, LeaderModel) else nullcontext():
+            on_every_rank(model)
+    group.busy = True
     if group.rank == 0:
         atexit.register(end, model, group)
         return

@@ -153,7 +153,7 @@ class Passing(Ranks):
             return self._unpacked(sent)
         back = self._received(x, len(self.stage.whole.layers))
         self.under_way = [sent], [back]
-        return self._unpacked(back)
+        return self._unpacked(mx.depends(back, sent))  # whoever asks for what comes back means it to be sent
 
     def _received(self, like, layers: int) -> mx.array:
         """The stream behind so many layers, where ``like`` has the shape and dtype of its sums."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 
 from ..errors import ParallelError
-from . import ring
+from .connections import Connections, ring_size
 from .group import Group
 
 KINDS = ("tensor", "pipeline")
@@ -34,8 +34,12 @@ def start(kind: str, patience: float = PATIENCE) -> Group:
     """
     if kind not in KINDS:
         raise ParallelError(f"parallel {kind!r} is not known; choose one of {', '.join(KINDS)}")
-    rank, size = int(os.environ.get("MLX_RANK", 0)), ring.size()
-    group = None
+    rank, size = int(os.environ.get("MLX_RANK", 0)), ring_size()
+    if kind == "pipeline" and not size and "NCCL_HOST_IP" in os.environ:
+        raise ParallelError(
+            "parallel pipeline: MLX's NCCL passes nothing from rank to rank; add --backend ring to mlx.launch"
+        )
+    group, connections = None, joined[-1].connections if joined else Connections(rank)
     try:
         if size != 1:  # MLX would try to connect it with itself
             with _watched(rank, size, patience):
@@ -50,7 +54,9 @@ def start(kind: str, patience: float = PATIENCE) -> Group:
             "parallel needs several ranks: start the whole command with mlx.launch, as in "
             "`mlx.launch -n 2 -- mlx-linattn generate --parallel tensor ...`"
         )
-    joined.append(Group(group, kind))
+    if not joined:  # MLX joins the ranks once
+        connections.joined()
+    joined.append(Group(group, kind, connections))
     return joined[-1]
 
 

@@ -195,6 +195,18 @@ class ModelState(Sequence):
             if isinstance(layer, KVState):
                 layer.reserve(tokens)
 
+    def skip(self, tokens: int, room: int = 0) -> None:
+        """Stand ``tokens`` further, with zeros in place of keys and values: a state of that length, to measure with.
+
+        To be used after the first token; ``room``: tokens to reserve behind them.
+        """
+        end = self.offset + tokens
+        self.reserve(end + room)
+        for layer in self.layers:
+            if isinstance(layer, KVState):
+                layer.length = end  # its buffers grow with the next token, as far as was reserved
+        self.counts = (end,)
+
     def snapshot(self) -> Snapshot:
         """This moment, for :meth:`restore`; it copies nothing."""
         layers = tuple(layer.snapshot() for layer in self.layers)

@@ -7,9 +7,10 @@ import pytest
 from helpers import MLX_LM
 from mlx.utils import tree_flatten
 from published_configs import kimi, qwen
+from tiny_shapes import TINY
 
 from mlx_linattn import cli
-from mlx_linattn.bench import parity, peer, run, sides
+from mlx_linattn.bench import parity, peer, run
 from mlx_linattn.bench.random_weights import random_model
 from mlx_linattn.bench.shapes import SHAPES
 from mlx_linattn.errors import ParityError, RequestError
@@ -20,30 +21,6 @@ from mlx_linattn.loading import load_model
 from mlx_linattn.state import KVOptions
 
 needs_mlx_lm = pytest.mark.skipif(MLX_LM < (0, 32), reason="equality with stock mlx_lm is held against 0.32 and newer")
-SMALL = {
-    "vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 64, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32, "intermediate_size": 256,
-}  # fmt: skip
-EXPERTS = {
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-}
-KIMI = {
-    "vocab_size": 320, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "num_experts": 8,
-    "num_experts_per_token": 2, "moe_intermediate_size": 64,
-    "linear_attn_config": {
-        "kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 64, "short_conv_kernel_size": 4
-    },
-}  # fmt: skip
-TINY = {
-    "dense, tied": SHAPES["qwen3.5-0.8b"] | SMALL,
-    "mixture": SHAPES["qwen3.5-35b-a3b"] | SMALL | EXPERTS,
-    "kimi": SHAPES["kimi-linear"] | KIMI,
-}
 
 
 def nbytes(model) -> int:
@@ -58,6 +35,11 @@ def nbytes(model) -> int:
         ("qwen3.5-9b", 9.0, qwen(32, 16, 32, 4, 4096, 16)),
         ("qwen3.5-27b", 26.9, qwen(64, 16, 48, 4, 5120, 24)),
         ("qwen3.5-35b-a3b", 34.7, qwen(40, 16, 32, 2, 2048, 16, "qwen3_5_moe")),
+        (
+            "qwen3-next-80b-a3b",
+            79.7,
+            qwen(48, 16, 32, 2, 2048, 16, "qwen3_next", vocab_size=151936, num_experts=512, num_experts_per_tok=10),
+        ),
         ("kimi-linear", 49.1, kimi()),
     ],
 )
@@ -154,7 +136,7 @@ def test_a_skipped_context_is_as_long_as_a_read_one():
         state.reserve(600)
     prefill(model, list(range(300)), one)
     prefill(model, list(range(100)), other)
-    sides.skip(other, 200, 10)
+    other.skip(200, 10)
     for state in (one, other):
         prefill(model, [1], state)
     assert one.counts == other.counts == (301,)

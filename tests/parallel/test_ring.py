@@ -13,8 +13,11 @@ from pathlib import Path
 
 import httpx
 from helpers import FIXTURES, assert_close, endless_demo, materialize
+from tiny_shapes import TINY
 
 import mlx_linattn as la
+from mlx_linattn import budget
+from mlx_linattn.bench.random_weights import random_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -106,6 +109,31 @@ def test_a_server_on_two_ranks_answers_and_ends_them_all(tmp_path):
     finally:
         for process in processes:
             process.kill()
+
+
+def bench(folder: Path, *words: str) -> list[tuple[int, str, str]]:
+    common = ("--contexts", "64,512", "--read-limit", "64", "--modes", "exact", "--tokens", "4", "--json")
+    return results(start_ranks(folder, 2, lambda _: [str(HERE / "bench.py"), *common, *words]))
+
+
+def test_two_ranks_are_measured_like_one(tmp_path):
+    """The first rank has half of the state and of the heads' keys and values; what is not read is filled on both."""
+    (status, out, err), follower = bench(tmp_path, "--shape", "tiny", "--parallel", "tensor")
+    assert status == 0 and follower == (0, "", ""), err
+    report = json.loads(out)
+    assert report["settings"]["parallel"] == "tensor, 2 ranks" and 0 < report["parity"]["exact"] < 5e-2
+    read, filled = report["rows"]
+    assert (read["read"], read["kind"], filled["read"], filled["kind"]) == (64, "measured", 0, "filled")
+    whole = random_model(TINY["mixture"], 4)
+    assert read["state_bytes"] == budget.fixed_nbytes(whole, whole.make_cache()) / 2
+    assert filled["kv_bytes"] > read["kv_bytes"] > 0
+
+
+def test_a_rank_whose_kernels_are_wrong_ends_a_bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEST_WRONG_RANK", "1")
+    (status, out, err), (other, *_) = bench(tmp_path, "demo", "--parallel", "pipeline")
+    assert (status, out, other) == (2, "", 2)
+    assert re.fullmatch(r"mlx-linattn: rank 1 of 2: layer \d+ \(\w+\) differs from its reference .*\n", err), err
 
 
 def generate(model, *options) -> list[str]:
