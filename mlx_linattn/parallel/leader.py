@@ -164,18 +164,27 @@ class LeaderModel(Model):
         self._line.call("make_cache", options, result=state.number)
         return state
 
+    def __call__(self, ids, cache: ModelState | None = None, *, lengths=None, left_padding=None):
+        if self._line.silent or left_padding is not None or self.spec.vocab_parts == 1:
+            return super().__call__(ids, cache, lengths=lengths, left_padding=left_padding)
+        return self._read(ids, cache, lengths, logits=True)  # in one message, not in two
+
     def hidden_states(self, ids, cache: ModelState | None = None, *, lengths: Sequence[int] | None = None):
         if self._line.silent:
             return super().hidden_states(ids, cache, lengths=lengths)
+        return self._read(ids, cache, lengths)
+
+    def _read(self, ids, cache: ModelState | None, lengths: Sequence[int] | None, logits: bool = False):
         ids = mx.array(ids)
         state = self.make_cache() if cache is None else cache
         counts = list(lengths or ())
-        head = [state.number, state.offset, *ids.shape, len(counts), *counts]
+        head = [state.number, state.offset, *ids.shape, int(logits), len(counts), *counts]
         sent = self._line.message(line.READ, head, ids)
         hidden = super().hidden_states(sent[len(head) :].reshape(ids.shape), state, lengths=lengths)
+        made = [super().logits(hidden)] if logits else []
         # At once, so that messages and sums stay in order whatever the caller evaluates, and when.
-        self._line.send(sent, *state.arrays, hidden=hidden)
-        return hidden
+        self._line.send(sent, *made, *state.arrays, hidden=hidden)
+        return made[0] if logits else hidden
 
     def rehearse(self, state: ModelState) -> ModelState:
         with self.alone():

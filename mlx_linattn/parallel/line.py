@@ -3,7 +3,7 @@
 A message is a few integers, sent in the way in which the ranks share what layers make (:class:`Arrangement`): so there is no
 second connection, and both keep one order on all ranks.
 
-    READ      state, B, T, counts        the tokens [B, T] follow; the state reads them
+    READ      state, B, T, logits, counts    the tokens [B, T] follow; the state reads them, and their logits may be wanted
     PREDICT   dtype, shape               hidden states follow; their logits are wanted
     CALL      JSON                       a method of a state, its arguments, the number of its result
     DROP      ids                        states and snapshots that the first rank let go of
@@ -38,10 +38,10 @@ def message(ranks: Arrangement, operation: int, numbers: Sequence[int], tail: mx
     return mx.concatenate([first[2:], second])
 
 
-def receive(ranks: Arrangement) -> tuple[int, list[int]]:
-    """The next message, as the other ranks hear it: operation and numbers."""
+def receive(ranks: Arrangement, first: mx.array) -> tuple[int, list[int]]:
+    """The next message, as the other ranks hear it: operation and numbers. ``first``: its first packet, ``ranks.hear(FIRST)``."""
     ranks.group.connections.wait()
-    operation, size, *numbers = ranks.hear(FIRST).tolist()
+    operation, size, *numbers = first.tolist()
     if size > FIRST - 2:
         numbers += ranks.hear(size - (FIRST - 2)).tolist()
     return operation, numbers[:size]

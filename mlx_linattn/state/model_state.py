@@ -146,6 +146,10 @@ class ModelState(Sequence):
         twin.layers = [layer.fork() for layer in self.layers]
         return twin
 
+    def become(self, twin: ModelState) -> None:
+        """Hold what ``twin``, a fork that has read on, holds; it is not to be used any more."""
+        self.layers, self.counts, self.lineages = twin.layers, twin.counts, twin.lineages
+
     def take(self, rows: Sequence[int]) -> ModelState:
         """Another state that holds these rows alone, in this order, and nothing of the others.
 
