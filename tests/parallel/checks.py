@@ -51,7 +51,7 @@ def logits(group: parallel.Group, folder: str) -> str:
     cache.restore(before)
     again = [model(want["decode_ids"][:, i : i + 1], cache) for i in range(2)]
     assert_close(mx.concatenate(again, axis=1), want["logits_decode"][:, :2], within, "decode after undo")
-    turns = {2: cache.fork(), 3: twin.fork()}  # then nothing comes between the two tokens
+    turns = {3: twin.fork(), 2: cache.fork()}  # then nothing comes between the two tokens
     for i, step in [(i, model(want["decode_ids"][:, i : i + 1], state)) for i, state in turns.items()]:
         assert_close(step[:, 0], want["logits_decode"][:, i], within, "decode of two states by turns")
     rows = twin.take([0]).join(cache.take([0]))  # of different lengths, on their way together
