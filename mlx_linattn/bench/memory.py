@@ -29,5 +29,6 @@ def active(collect: bool = False) -> int:
     """Bytes in use; with ``collect``, once Python has let go of what only cycles hold, which takes a while."""
     if collect:
         gc.collect()
+    mx.synchronize()  # what a GPU is done with is let go of in passing
     mx.clear_cache()
     return mx.get_active_memory()

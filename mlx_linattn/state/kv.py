@@ -90,7 +90,7 @@ class KVState:
         buffers = buffers or [None] * len(new)
         buffers = [self._room(buffer, x, end, reserved) for buffer, x in zip(buffers, new)]
         if isinstance(places, int):
-            return [mx.slice_update(buffer, x, mx.array([places]), (2,)) for buffer, x in zip(buffers, new)]
+            return [put(buffer, x, places) for buffer, x in zip(buffers, new)]
         places = places[:, None, :, None]
         return [mx.put_along_axis(buffer, mx.broadcast_to(places, x.shape), x, 2) for buffer, x in zip(buffers, new)]
 
@@ -98,8 +98,8 @@ class KVState:
         have = 0 if buffer is None else buffer.shape[2]
         if have >= end:
             return buffer
-        more = mx.zeros((*new.shape[:2], self._capacity(have, end, reserved) - have, new.shape[3]), new.dtype)
-        return more if buffer is None else mx.concatenate([buffer, more], axis=2)
+        larger = mx.zeros((*new.shape[:2], self._capacity(have, end, reserved), new.shape[3]), new.dtype)
+        return larger if buffer is None else put(larger, buffer, 0)
 
     def _capacity(self, have: int, end: int, reserved: int) -> int:
         return have if have >= end else self._rounded(max(end, have + have // 2, reserved))
@@ -216,7 +216,7 @@ class KVState:
             return buffer
         kept = self._rounded(2 * used)
         smaller = mx.zeros((*buffer.shape[:2], kept, buffer.shape[3]), buffer.dtype)
-        return mx.slice_update(smaller, buffer[:, :, :kept], mx.array([0]), (2,))  # a slice alone would hold all of it
+        return put(smaller, buffer[:, :, :kept], 0)  # a slice alone would hold all of it
 
     def dump(self) -> list[mx.array | None]:
         """What a file has to keep: the columns in use."""
@@ -274,4 +274,13 @@ class KVPiece:
 def _copied(array: mx.array, begin: int, end: int) -> mx.array:
     """Columns in memory of their own: a slice alone would hold all the others too."""
     own = mx.zeros((*array.shape[:2], end - begin, array.shape[3]), array.dtype)
-    return mx.slice_update(own, array[:, :, begin:end], mx.array([0]), (2,))
+    return put(own, array[:, :, begin:end], 0)
+
+
+def put(buffer: mx.array, x: mx.array, first: int) -> mx.array:
+    """``buffer`` with ``x`` in its columns from ``first`` on, in the same memory where nobody else holds the old one."""
+    if x.shape[2] == buffer.shape[2]:  # an assignment would yield x itself, with the memory that it is a part of
+        return mx.slice_update(buffer, x, mx.array([0]), (2,))
+    result = buffer[...]  # another name of it: what is assigned to the one does not show in the other
+    result[:, :, first : first + x.shape[2]] = x
+    return result

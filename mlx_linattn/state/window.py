@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from .kv import put
 from .recurrent import RecurrentState
 from .span import Span
 
@@ -63,7 +64,7 @@ class WindowState(RecurrentState):
         even = len(set(slots)) == 1
         for i, x in enumerate(new):
             if even:
-                self.arrays[i] = mx.slice_update(self.arrays[i], x, mx.array(slots[:1]), (2,))
+                self.arrays[i] = put(self.arrays[i], x, slots[0])
             else:
                 index = mx.broadcast_to(mx.array(slots)[:, None, None, None], x.shape)
                 self.arrays[i] = mx.put_along_axis(self.arrays[i], index, x, axis=2)

@@ -328,7 +328,7 @@ def test_eight_rows_cost_as_many_dispatches_as_one(demo):
     more = counts[8] - counts[1]
     # A row's place is a number of its own: four small arrays for all layers, and on a CPU one for the mask in each layer.
     attention = sum(isinstance(layer, KVState) for layer in batch.state)
-    assert more.pop("ScatterAxis") == counts[1]["DynamicSliceUpdate"] - counts[8]["DynamicSliceUpdate"]
+    assert more.pop("ScatterAxis") == counts[1]["SliceUpdate"] - counts[8]["SliceUpdate"]
     assert more.pop("Select") == attention
     assert sum(more.values()) <= 4, more
 

@@ -164,6 +164,27 @@ def test_buffers_grow_a_few_times_only():
     assert len(sizes) <= 13
 
 
+def test_growing_takes_no_more_than_the_old_and_the_new_buffer():
+    state, tokens = KVState(), 8192
+    state.append(Span((0,), (tokens,), tokens), mx.random.normal((1, 2, tokens, 64)))
+    mx.eval(state.state)
+    before = held()
+    mx.reset_peak_memory()
+    state.append(Span((tokens,), (1,), 1), mx.ones((1, 2, 1, 64)))
+    mx.eval(state.state)
+    assert mx.get_peak_memory() - before < 1.1 * state.nbytes
+
+
+def test_a_prompt_that_fills_a_buffer_holds_nothing_else():
+    state, before = KVState(), held()
+    wide = mx.random.normal((1, 2, KVState.FIRST, 512))
+    mx.eval(wide)
+    state.append(Span((0,), (KVState.FIRST,), KVState.FIRST), wide[..., :16])
+    mx.eval(state.state)
+    del wide
+    assert held() - before < 1.1 * state.nbytes
+
+
 def test_an_eight_bit_cache_is_close_and_smaller(model):
     exact, packed = model.make_cache(), model.make_cache(KVOptions(kv_bits=8))
     a, b = read(model, exact, IDS), read(model, packed, IDS)
