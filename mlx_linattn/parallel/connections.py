@@ -10,6 +10,7 @@ import json
 import os
 import select
 import socket
+import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,11 +24,14 @@ KEEP_ALIVE = (  # after 20 silent seconds a question every 10; after 4 without a
 )
 
 
+KEPT_OPEN = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "JACCL_IBV_DEVICES", "NCCL_HOST_IP")  # set for a ring, JACCL, NCCL
+
+
 class Connections:
     """Those to other ranks: what MLX opens while this is made and ``joined`` has not been called.
 
     A ring's carry all data, so that a rank can sleep until they bring some. JACCL and NCCL carry it by other ways, but keep
-    connections of this kind open beside, and they end with the rank.
+    connections of this kind open beside, and they end with the rank. MPI's are its own affair.
     """
 
     def __init__(self, rank: int):
@@ -37,8 +41,9 @@ class Connections:
 
     def joined(self) -> None:
         """All ranks are there now."""
+        watched = any(name in os.environ for name in KEPT_OPEN)
         for addresses, one in _tcp_sockets():
-            if addresses in self._before:
+            if addresses in self._before or not watched:
                 one.close()
             else:
                 self.sockets.append((self._behind(*addresses), one))
@@ -99,11 +104,19 @@ def _tcp_sockets() -> list[tuple[tuple, socket.socket]]:
     with suppress(OSError):
         for name in os.listdir("/dev/fd"):
             with suppress(OSError, ValueError):
-                one = socket.socket(fileno=os.dup(int(name)))
-                try:
-                    if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
-                        raise OSError
-                    found.append(((one.getsockname(), one.getpeername()), one))
-                except OSError:
-                    one.close()
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    one = socket.socket(fileno=os.dup(int(name)))
+                    if (
+                        one.family in (socket.AF_INET, socket.AF_INET6)
+                        and one.type == socket.SOCK_STREAM
+                        and _peer(one)
+                    ):
+                        found.append(((one.getsockname(), one.getpeername()), one))
+                    else:
+                        one.close()
     return found
+
+
+def _peer(one: socket.socket):
+    with suppress(OSError):
+        return one.getpeername()
