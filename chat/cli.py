@@ -19,6 +19,7 @@ from mlx_linattn.generate_cli import (
     memory_limit,
 )
 
+from . import commands  # noqa: F401 - they register themselves, as file_commands do
 from .conversation import Conversation
 from .documents import read_text
 from .file_commands import list_sessions

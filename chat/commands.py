@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from mlx_linattn.errors import LinAttnError, RequestError
@@ -21,6 +20,7 @@ from .footer import memory_chart, statistics
 from .registry import COMMAND, REGISTRY, command, find
 from .sessions import private
 from .settings import NAMES, NUMBERS, SWITCHES, switch
+from .view import shortened, table
 
 if TYPE_CHECKING:
     from .repl import Repl
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 HINT = (
     'Alt-Enter, or \\ at the end of a line, begins a new line; """ opens and closes a block; // sends a literal slash.'
 )
-
-
-def table(rows) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(style="dim")
-    for left, right in rows:
-        grid.add_row(Text(left), Text(right))
-    return grid
 
 
 @command("/help", "[COMMAND]", "what there is, or what one command does", ("/?", "/h"), COMMAND)
@@ -214,8 +205,3 @@ def shown(value) -> str:
     if value is None:
         return "none"
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def shortened(text, most: int = 60) -> str:
-    words = " ".join(str(text or "").split())
-    return words if len(words) <= most else words[: most - 1] + "…"

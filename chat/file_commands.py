@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from mlx_linattn.errors import RequestError, SessionFileError
 
-from .commands import shortened, table
 from .documents import matching, read_text
 from .registry import PATH, SESSION, command
 from .sessions import Store, private
+from .view import shortened, table
 
 if TYPE_CHECKING:
     from .repl import Repl

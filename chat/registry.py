@@ -7,14 +7,11 @@ import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .lines import last_word
 
-if TYPE_CHECKING:
-    from .repl import Repl
-
 PATH, SESSION, COMMAND = "path", "session", "command"
+Handler = Callable[..., None]  # takes the chat (a Repl), and the rest of the line
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Command:
     name: str
     argument: str
     help: str
-    handler: Callable[[Repl, str], None]
+    handler: Handler
     aliases: tuple[str, ...] = ()
     offers: str | tuple[str, ...] = ()  # PATH, SESSION, COMMAND, or the words there are
 
@@ -31,9 +28,9 @@ REGISTRY: dict[str, Command] = {}
 
 
 def command(name: str, argument: str, help: str, aliases: tuple[str, ...] = (), offers: str | tuple[str, ...] = ()):
-    """Register a handler, which takes the chat and the rest of the line."""
+    """Register a handler."""
 
-    def register(handler: Callable[[Repl, str], None]):
+    def register(handler: Handler):
         REGISTRY[name] = Command(name, argument, help, handler, aliases, offers)
         return handler
 

@@ -12,15 +12,13 @@ from typing import Any
 import mlx_linattn as la
 from mlx_linattn.errors import LinAttnError, MemoryLimitError, RequestError
 
-from . import file_commands  # noqa: F401 - it and what it imports register the commands
-from .commands import shortened
 from .conversation import Conversation
 from .documents import in_one
 from .footer import footer
 from .registry import completions, find, nearest
 from .settings import Settings
 from .signals import Leave, Signals, abandon_terminal
-from .view import View
+from .view import View, shortened
 
 READ = "I have read it. What would you like to know?"  # the answer that stands after a document
 SHORTEST_STEP, LONGEST_STEP = 64, 2048

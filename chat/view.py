@@ -6,6 +6,7 @@ import sys
 import time
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from .markdown import MarkdownStream, RawStream
@@ -124,3 +125,17 @@ class _Thought:
         if not self.view.fold and not self.text.endswith("\n"):
             self.view.err.print()
         self.view.note(f"thought for {time.perf_counter() - self.began:.1f} s ({self.tokens})")
+
+
+def table(rows) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="dim")
+    for left, right in rows:
+        grid.add_row(Text(left), Text(right))
+    return grid
+
+
+def shortened(text, most: int = 60) -> str:
+    words = " ".join(str(text or "").split())
+    return words if len(words) <= most else words[: most - 1] + "…"

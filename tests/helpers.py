@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -31,6 +32,7 @@ __all__ = [
     "endless_demo",
     "folder_bytes",
     "golden",
+    "held",
     "largest_difference",
     "materialize",
     "model_bytes",
@@ -39,6 +41,14 @@ __all__ = [
     "stored",
     "tolerance",
 ]
+
+
+def held() -> int:
+    """Bytes of all arrays that somebody holds; what was under way has ended."""
+    mx.synchronize()
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
 
 
 def golden(name: str) -> dict[str, np.ndarray]:

@@ -12,9 +12,6 @@ from ..loading import DTYPES
 from .modes import add_mode_options, chosen_modes, parse_contexts, parse_tokens
 from .shapes import SHAPES
 
-CONTEXTS = tuple(2**10 * 4**i for i in range(6))  # 1k to 1M
-SHAPE_READ_LIMIT = 16 * 1024
-
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(

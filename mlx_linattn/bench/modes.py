@@ -7,6 +7,7 @@ import argparse
 from ..errors import RequestError
 from ..state import KVOptions
 
+CONTEXTS = tuple(2**10 * 4**i for i in range(6))  # to measure at: 1k to 1M
 MODES = ("exact", "quantized-kv", "constant")
 ABOUT = (
     "exact keeps all keys and values as they are, quantized-kv keeps them in --kv-bits, constant keeps the first 4 and the latest "

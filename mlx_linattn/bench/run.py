@@ -17,7 +17,7 @@ from ..model import Model
 from ..parallel import Group
 from ..state import KVOptions
 from . import frontiers, machine, parity, peer, predict
-from .cli import CONTEXTS, SHAPE_READ_LIMIT
+from .modes import CONTEXTS
 from .progress import Log
 from .random_weights import random_model
 from .rows import Report, ordered
@@ -25,6 +25,7 @@ from .shapes import shape
 from .sides import Ours
 
 NO_LIMIT = 1 << 62
+SHAPE_READ_LIMIT = 16 * 1024  # tokens: beyond, a shape's contexts are filled
 
 
 def bench(

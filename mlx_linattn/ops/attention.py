@@ -12,7 +12,7 @@ from .columns import Columns
 # memory is freed in order; on a CPU MLX runs ahead and holds the arrays of about ten operations.
 TILE, GPU_TILE = 256, 1024
 BLOCK, GPU_BLOCK = 256, 512
-DECODE_TILE = 4096  # keys at one time where there are few queries
+FEW, DECODE_TILE, GPU_DECODE_TILE = 8, 16 * 1024, 128 * 1024  # queries that are few, and keys at one time for them
 FUSED = (64, 80, 128)  # head widths for which MLX has a kernel that never stores scores, and chooses it by itself
 MASKED = -1e30  # finite, so that a tile without any visible key leaves no NaN behind
 
@@ -45,7 +45,8 @@ def attention(
     T, S = q.shape[2], k.shape[2]
     if forced_backend() == "reference":
         visible = _visible(starts, T, 0, S, positions, window, sinks)
-        o = reference.attention(*(_tile(x, 0, x.shape[2]).astype(mx.float32) for x in (q, k, v)), scale, visible)
+        k, v = (x.floats() if isinstance(x, Columns) else x for x in (k, v))
+        o = reference.attention(*(x.astype(mx.float32) for x in (q, k, v)), scale, visible)
         return o.astype(v.dtype)
     if mask is not None:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
@@ -76,8 +77,20 @@ def _on_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
 
-def _tile(x, begin, end):
-    return x.tile(begin, end) if isinstance(x, Columns) else x[:, :, begin:end]
+def _part(x, begin: int, end: int, few: bool):
+    """Columns begin to end. Quantized ones stay so for a few queries, which read each number once."""
+    if not isinstance(x, Columns):
+        return x[:, :, begin:end].astype(mx.float32)
+    part = x.part(begin, end)
+    return part if few else part.floats().astype(mx.float32)
+
+
+def _dot(q, keys):
+    return keys.dot(q) if isinstance(keys, Columns) else q @ keys.swapaxes(-1, -2)
+
+
+def _weigh(weights, values):
+    return values.weigh(weights) if isinstance(values, Columns) else weights @ values
 
 
 def _visible(starts, T, begin, end, positions, window, sinks):
@@ -99,20 +112,22 @@ def _tiled(q, k, v, scale, starts, positions, window, sinks):
     q = (q.astype(mx.float32) * scale).reshape(B, Hkv, rows, D)
     best = mx.full((B, Hkv, rows, 1), MASKED)
     total, out = mx.zeros((B, Hkv, rows, 1)), mx.zeros((B, Hkv, rows, v.shape[-1]))
-    tile = block_sizes()[1] if T > 8 else DECODE_TILE
+    few = T <= FEW
+    tile = block_sizes()[1] if not few else GPU_DECODE_TILE if _on_gpu() else DECODE_TILE
     last = S if positions is not None else min(S, max(starts) + T)
     for begin in range(0, last, tile):
         end = min(begin + tile, last)
-        keys, values = (_tile(x, begin, end).astype(mx.float32) for x in (k, v))
-        if begin:  # without this MLX may make the scores of many tiles before it uses those of the first
-            keys, values = mx.depends([keys, values], [out, total])
-        scores = q @ keys.swapaxes(-1, -2)
+        keys, values = (_part(x, begin, end, few) for x in (k, v))
+        query = (
+            mx.depends(q, [out, total]) if begin else q
+        )  # else MLX may make the scores of many tiles before it uses the first's
+        scores = _dot(query, keys)
         if positions is not None or window is not None or end - 1 > min(starts):
             visible = mx.tile(_visible(starts, T, begin, end, positions, window, sinks), (1, 1, H // Hkv, 1))
             scores = mx.where(visible, scores, MASKED)
         new_best = mx.maximum(best, scores.max(-1, keepdims=True))
         weights, shrink = mx.exp(scores - new_best), mx.exp(best - new_best)
         total = shrink * total + weights.sum(-1, keepdims=True)
-        out = shrink * out + weights @ values
+        out = shrink * out + _weigh(weights, values)
         best = new_best
     return (out / total).reshape(B, H, T, -1).astype(v.dtype)

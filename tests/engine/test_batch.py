@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import mlx.core as mx
 import pytest
 from counting import Dispatches
-from helpers import FIXTURES, assert_close, tolerance
+from helpers import FIXTURES, assert_close, held, tolerance
 
 import mlx_linattn as la
 from mlx_linattn import budget
@@ -85,12 +83,6 @@ def assert_goes_on(model, tokens, state, within: float = 1e-3) -> None:
     assert state.offset == len(tokens)
     fresh = model(mx.array([[*tokens, 9, 10]]))[:, -2:]
     assert_close(model(mx.array([[9, 10]]), state), fresh, within)
-
-
-def held() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 import mlx.core as mx
 import pytest
+from helpers import held
 from threads import eventually, everyone
 
 import mlx_linattn as la
@@ -221,11 +221,6 @@ def test_a_restarted_engine_goes_on_from_its_folder(tiny, tmp_path, options):
 
 
 def test_a_hundred_requests_leave_nothing_behind(tiny):
-    def held() -> int:
-        gc.collect()
-        mx.clear_cache()
-        return mx.get_active_memory()
-
     before = held()
     engine = la.Engine(tiny, prefix_bytes=300_000)
     with engine:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import mlx.core as mx
 import pytest
-from helpers import FIXTURES, assert_close, materialize
+from helpers import FIXTURES, assert_close, held, materialize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_chat import ToyTokenizer
@@ -43,12 +41,6 @@ def read(model, ids, options, state=None):
     logits = model(mx.array([list(ids)]), state)[:, -1]
     mx.eval(logits, state.arrays)
     return state, logits
-
-
-def held() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 def test_the_longest_proper_prefix_is_found(model, options):

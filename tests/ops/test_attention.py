@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_linattn import ops
+from mlx_linattn.ops.columns import Columns
 
 TILE = 8  # so that short caches have many tiles
 
@@ -17,9 +18,10 @@ TILE = 8  # so that short caches have many tiles
 @pytest.fixture(autouse=True, scope="module")
 def small_tiles():
     module = importlib.import_module("mlx_linattn.ops.attention")
-    before, module.TILE = module.TILE, TILE
+    before = module.TILE, module.DECODE_TILE
+    module.TILE = module.DECODE_TILE = TILE
     yield
-    module.TILE = before
+    module.TILE, module.DECODE_TILE = before
 
 
 def exact(q, k, v, scale, starts):
@@ -39,10 +41,10 @@ def exact(q, k, v, scale, starts):
 
 
 @st.composite
-def cases(draw):
+def cases(draw, widths=(4, 12)):
     B, T = draw(st.integers(1, 2)), draw(st.integers(1, 9))
     Hkv, groups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    D, Dv = draw(st.sampled_from([4, 12])), draw(st.sampled_from([4, 12]))
+    D, Dv = draw(st.sampled_from(widths)), draw(st.sampled_from(widths))
     starts = tuple(draw(st.integers(0, 30)) for _ in range(B))
     S = max(starts) + T + draw(st.sampled_from([0, 0, 3]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -65,6 +67,21 @@ def run(q, k, v, starts, backend=None, dtype=mx.float32):
 def test_equals_the_formula_in_float64(backend, case):
     q, k, v, starts = case
     assert_close(run(q, k, v, starts, backend), exact(q, k, v, q.shape[-1] ** -0.5, starts), 2e-5)
+
+
+@given(case=cases(widths=[32, 64]), data=st.data())
+def test_quantized_columns_are_those_that_they_stand_for(case, data):
+    """Whatever part of them is quantized, for a few queries and for many."""
+    q, k, v, starts = case
+    split = data.draw(st.integers(0, k.shape[2]), "exact columns")
+
+    def columns(x):
+        packed = mx.quantize(mx.array(x[:, :, split:]), 32, 8) if split < x.shape[2] else ()
+        return Columns(mx.array(x[:, :, :split]) if split else None, packed, 32, 8)
+
+    keys, values = columns(k), columns(v)
+    want = exact(q, np.array(keys.floats()), np.array(values.floats()), q.shape[-1] ** -0.5, starts)
+    assert_close(ops.attention(mx.array(q), keys, values, scale=q.shape[-1] ** -0.5, starts=starts), want, 2e-5)
 
 
 @given(case=cases())

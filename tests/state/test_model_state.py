@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import mlx.core as mx
 import pytest
-from helpers import assert_close
+from helpers import assert_close, held
 
 from mlx_linattn.errors import RequestError, StateError
 from mlx_linattn.loading import load_model
@@ -33,12 +31,6 @@ def options(request):
 
 def read(model, state, ids):
     return model(mx.array([list(ids)]), state)[:, -1]
-
-
-def held() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 def test_a_restored_state_reads_on_as_if_nothing_had_been(model, options):
