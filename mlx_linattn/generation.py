@@ -67,6 +67,16 @@ def prefill(
     return logits
 
 
+def begin(made, state: ModelState, before) -> None:
+    """Let the device begin a token: what it makes, and the state behind it. ``before``: what the token before it makes.
+
+    So the device never waits for Python, but where that would cost more (:attr:`ModelState.must_wait`).
+    """
+    if state.must_wait:
+        mx.eval(before)
+    mx.async_eval(made, state.arrays)
+
+
 def generate_step(
     prompt,
     model: Model,
@@ -128,7 +138,7 @@ def generate_step(
         if history is not None:
             history = mx.concatenate([history, token])
         following = choose(model(token[:, None], state)[:, -1])
-        mx.async_eval(following, state.arrays)
+        begin(following, state, token)
         yield token.item(), logprobs
         token, logprobs = following
         count += 1

@@ -5,10 +5,13 @@ import dataclasses
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import held
 
 import mlx_linattn as la
 from mlx_linattn.errors import RequestError
+from mlx_linattn.generation import begin
 from mlx_linattn.interop.door import mlx_lm
+from mlx_linattn.state import KVOptions, KVState, ModelState, Span, model_state
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +182,19 @@ def test_the_model_runs_in_another_thread_than_the_one_that_loaded_it(demo):
     worker.start()
     worker.join(60)
     assert texts == ["Your cat's name is Momo."]
+
+
+def test_a_large_cache_is_written_in_place_though_tokens_begin_ahead(monkeypatch):
+    monkeypatch.setattr(model_state, "LARGE", 0)
+    state, tokens, heads = ModelState([KVState()], KVOptions()), 40_000, 4
+    (layer,) = state
+    layer.append(Span((0,), (tokens,), tokens), *(mx.zeros((1, heads, tokens, 32)) for _ in range(2)))
+    mx.eval(state.arrays)
+    before, x = held(), mx.ones((1, heads, 1, 32))
+    mx.reset_peak_memory()
+    for place in range(tokens, tokens + 6):
+        columns, _ = layer.append(Span((place,), (1,), 1), x * 0.5, x)
+        last, x = x, mx.fast.scaled_dot_product_attention(x, *columns, scale=0.1)
+        begin(x, state, last)
+    mx.eval(x)
+    assert mx.get_peak_memory() - before < layer.nbytes / 4

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .. import budget
 from ..errors import MemoryLimitError, RequestError
-from ..generation import prefill
+from ..generation import begin, prefill
 from ..model import Model
 from ..state import KVOptions, ModelState
 
@@ -240,7 +240,7 @@ class Batch:
             if row._history is not None:
                 row._history = mx.concatenate([row._history, tokens[i : i + 1]])
         following, scores, errors = _choose(self._decoding, logits)
-        mx.async_eval(following, scores, self.state.arrays)
+        begin([following, scores], self.state, tokens)
         self._next = following, scores
         for row, token, said in zip(self._decoding, tokens.tolist(), logprobs):
             row.tokens.append(token)

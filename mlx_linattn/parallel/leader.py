@@ -57,9 +57,13 @@ class Line:
     def send(self, message: mx.array, *arrays: mx.array, hidden: mx.array | None = None) -> None:
         """As :meth:`Arrangement.start`: begin to evaluate a message and what belongs to it."""
         if self._thread != threading.get_ident():  # threads have streams of their own, which could overtake each other
-            mx.eval(self._flying)
+            self.settle()
             self._thread = threading.get_ident()
         self._flying = self.ranks.start(message, hidden, list(arrays))
+
+    def settle(self) -> None:
+        """Wait for what was sent last."""
+        mx.eval(self._flying)
 
     def call(self, method: str, *arguments, result: int | list[int] | None = None) -> None:
         """Let the others call a method of a state, the first of ``arguments``; ``result`` is the number of what it returns."""
@@ -177,6 +181,8 @@ class LeaderModel(Model):
     def _read(self, ids, cache: ModelState | None, lengths: Sequence[int] | None, logits: bool = False):
         ids = mx.array(ids)
         state = self.make_cache() if cache is None else cache
+        if ids.shape[1] == 1 and state.must_wait:  # as generation.begin, but here a token begins at once
+            self._line.settle()
         counts = list(lengths or ())
         head = [state.number, state.offset, *ids.shape, int(logits), len(counts), *counts]
         sent = self._line.message(line.READ, head, ids)

@@ -15,6 +15,7 @@ from .options import KVOptions
 from .recurrent import RecurrentState
 from .span import Span
 
+LARGE = 64 << 20  # bytes of keys and values
 Part = Any  # of a state, of one layer: a sequence of arrays (None: not there yet), or a number of tokens
 
 
@@ -73,6 +74,15 @@ class ModelState(Sequence):
     def nbytes(self) -> int:
         """Bytes that all of it holds."""
         return self.recurrent_nbytes + self.kv_nbytes
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a token had better not begin before the one before it has ended.
+
+        MLX writes into a cache in place, but copies one that somebody still reads, and what is under way reads it. For a large
+        one the copy takes longer than a device's moment without work, and twice the memory.
+        """
+        return self.kv_nbytes > LARGE
 
     def nbytes_with(self, tokens: int) -> int:
         """Bytes that this state will hold after ``tokens`` tokens; known after the first token."""
