@@ -160,13 +160,13 @@ def test_an_interrupt_keeps_what_was_measured(bench, monkeypatch, tmp_path, quic
 
 
 def test_ctrl_c_in_a_terminal_shows_the_table(folder):
-    screen = Terminal("bench", str(folder), *SMALL, "--contexts", "64,64M", "--force", "--minutes", "1e9", columns=160)
+    screen = Terminal("bench", str(folder), *SMALL, "--contexts", "64,4M", "--force", "--minutes", "1e9", columns=160)
     screen.expect("exact, 64: ")
-    screen.expect("reading to 64M")
+    screen.expect("reading to 4M")
     screen.type("\x03")
     screen.expect("stopped")
     screen.expect("prefill tok/s")
-    screen.expect("~64M")
+    screen.expect("~4M")
     assert screen.process.wait(timeout=30) == 130
 
 
