@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -14,6 +15,11 @@ import time
 from fcntl import ioctl
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][A-Z0-9]?)")
+
+
+def _at_a_terminal() -> None:
+    ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored in what a script starts in the background
 
 
 class Terminal:
@@ -30,7 +36,7 @@ class Terminal:
             cwd=cwd,
             env={**inherited, "TERM": "xterm", "HF_HUB_OFFLINE": "1", "PROMPT_TOOLKIT_NO_CPR": "1", **environment},
             start_new_session=True,
-            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_at_a_terminal,
         )
         os.close(slave)
         self.raw = ""  # all that the program wrote
