@@ -96,5 +96,6 @@ class Group(Ranks):
 
 def _streams() -> tuple:
     """A stream for each direction, so that what is sent waits for nothing that is to come."""
-    new = getattr(mx, "new_thread_local_stream", mx.new_stream)
+    # From 0.32 on MLX knows a stream only in the thread that made it, or one that it makes anew for each; before, to send takes no such one.
+    new = mx.new_stream if mx.__version__.startswith("0.31.") else mx.new_thread_local_stream
     return new(mx.cpu), new(mx.cpu)

@@ -59,5 +59,9 @@ def test_a_source_is_short_and_names_its_buffers(name):
     assert "//" not in source.body and "k" in source.inputs and source.outputs
 
 
+@pytest.mark.skipif(
+    mx.__version__.startswith("0.31.") and not mx.metal.is_available(),
+    reason="MLX 0.31 makes Metal kernels on a Mac alone",
+)
 def test_a_kernel_is_built_once():
     assert metal.kernel("recurrence", "metal") is metal.kernel("recurrence", "metal")
