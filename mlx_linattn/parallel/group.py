@@ -76,6 +76,8 @@ class Group(Ranks):
         """Say whom this process lost, and end it."""
         self._last_words.acquire()  # and never released: one line, whoever noticed it first
         ranks = " and ".join(self.connections.lost()) or "another rank"
+        if self.size == 2:
+            ranks = f"rank {1 - self.rank}"
         print(
             f"mlx-linattn: rank {self.rank} of {self.size} lost its connection to {ranks}: it ended, or its machine cannot be "
             "reached; see what it printed last, and start all ranks again",
