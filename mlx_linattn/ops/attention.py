@@ -73,6 +73,10 @@ def block_sizes() -> tuple[int, int]:
     return (GPU_BLOCK, GPU_TILE) if _on_gpu() else (BLOCK, TILE)
 
 
+def _decode_tile() -> int:
+    return GPU_DECODE_TILE if _on_gpu() else DECODE_TILE
+
+
 def _on_gpu() -> bool:
     return mx.default_device().type == mx.DeviceType.gpu
 
@@ -113,14 +117,13 @@ def _tiled(q, k, v, scale, starts, positions, window, sinks):
     best = mx.full((B, Hkv, rows, 1), MASKED)
     total, out = mx.zeros((B, Hkv, rows, 1)), mx.zeros((B, Hkv, rows, v.shape[-1]))
     few = T <= FEW
-    tile = block_sizes()[1] if not few else GPU_DECODE_TILE if _on_gpu() else DECODE_TILE
+    tile = _decode_tile() if few else block_sizes()[1]
     last = S if positions is not None else min(S, max(starts) + T)
     for begin in range(0, last, tile):
         end = min(begin + tile, last)
         keys, values = (_part(x, begin, end, few) for x in (k, v))
-        query = (
-            mx.depends(q, [out, total]) if begin else q
-        )  # else MLX may make the scores of many tiles before it uses the first's
+        # One tile after the other: MLX may else make the scores of many before it uses those of the first.
+        query = mx.depends(q, [out, total]) if begin else q
         scores = _dot(query, keys)
         if positions is not None or window is not None or end - 1 > min(starts):
             visible = mx.tile(_visible(starts, T, begin, end, positions, window, sinks), (1, 1, H // Hkv, 1))
